@@ -1,0 +1,1 @@
+"""Composition of router and workers into a fleet, and the radixfleet command."""

@@ -1,0 +1,50 @@
+"""The one hash that router and worker compute alike: chained hashes of 64-token routing blocks.
+
+A prompt is cut into blocks of BLOCK_TOKENS tokens; a tail shorter than that has no hash. The hash of block i is
+xxh3-64(hash of block i-1 as 8 bytes little-endian || tokens of block i as uint32 little-endian), so that it names the whole
+prefix up to the block's end: two prompts share a hash at depth i exactly when they share all tokens up to there (but for
+collisions, 2^-64 a pair). The chain starts from `seed_hash(namespace)`. Constants and vectors are fixed; a change of either is a new
+BLOCK_SCHEME, and digests of different schemes are never compared.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from radixfleet.types import BlockHash, TokenArray
+
+BLOCK_TOKENS = 64
+BLOCK_SCHEME = 1
+
+_BLOCK_BYTES = BLOCK_TOKENS * 4
+_pack_u64 = struct.Struct("<Q").pack
+
+
+def seed_hash(namespace: Sequence[str]) -> BlockHash:
+    """The hash that a chain starts from. `namespace` is (model, lora, cache salt): parts are length-prefixed, so no two collide."""
+    parts = [b"radixfleet-blocks", BLOCK_SCHEME.to_bytes(4, "little")]
+    for part in namespace:
+        encoded = part.encode()
+        parts += [len(encoded).to_bytes(8, "little"), encoded]
+    return BlockHash(xxhash.xxh3_64_intdigest(b"".join(parts)))
+
+
+def chain_hashes(parent: BlockHash, tokens: TokenArray) -> npt.NDArray[np.uint64]:
+    """Hashes of the whole blocks in `tokens`, which must begin at a block boundary, after a block with hash `parent`.
+
+    `tokens`: uint32 (or int32, whose bytes are the same), one dimension. Returns len(tokens) // BLOCK_TOKENS hashes.
+    """
+    data = tokens.astype("<u4", copy=False).tobytes()
+    num_blocks = len(data) // _BLOCK_BYTES
+    hashes = np.empty(num_blocks, dtype=np.uint64)
+    chain: int = parent
+    digest = xxhash.xxh3_64_intdigest
+    for index in range(num_blocks):
+        chain = digest(_pack_u64(chain) + data[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES])
+        hashes[index] = chain
+    return hashes

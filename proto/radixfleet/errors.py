@@ -1,0 +1,119 @@
+"""The errors of Radixfleet, drawn as a tree, and nothing about how they travel (`convert` maps them to gRPC statuses).
+
+    RadixfleetError
+    ├── InvalidRequest        the client must change the request              INVALID_ARGUMENT
+    ├── UnknownModel          no such model here                              NOT_FOUND
+    ├── UnknownWorker         no such worker in the fleet                     NOT_FOUND
+    ├── Unauthenticated       no key, or a wrong one                          UNAUTHENTICATED
+    ├── Overloaded            a queue or a pool is full; try again later      RESOURCE_EXHAUSTED + RetryInfo
+    ├── Unavailable           loading, draining, or no worker left            UNAVAILABLE + RetryInfo
+    ├── DeadlineExceeded      the client's deadline passed                    DEADLINE_EXCEEDED
+    ├── Cancelled             the client went away                            CANCELLED
+    └── InternalError         our own fault                                   INTERNAL
+
+`str(error)` is the client's message: it says what to do and names no internals.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RadixfleetError(Exception):
+    """Base of all errors that a client may see. Never raised itself."""
+
+    code: ClassVar[str] = "INTERNAL"
+    """Name of the gRPC status."""
+    reason: ClassVar[str] = "INTERNAL"
+    """ErrorInfo.reason: a constant that programs can compare."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None, **metadata: str) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When trying again can help; becomes RetryInfo."""
+        self.metadata = metadata
+        """Becomes ErrorInfo.metadata: the numbers behind the message."""
+
+
+class InvalidRequest(RadixfleetError):
+    """The request itself is wrong. `field` is the path of the field at fault, as the .proto names it."""
+
+    code = "INVALID_ARGUMENT"
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, message: str, *, field: str = "", **metadata: str) -> None:
+        super().__init__(message, **metadata)
+        self.field = field
+
+
+class UnknownModel(RadixfleetError):
+    """No worker serves the model that was asked for."""
+
+    code = "NOT_FOUND"
+    reason = "UNKNOWN_MODEL"
+
+
+class UnknownWorker(RadixfleetError):
+    """The fleet has no such worker."""
+
+    code = "NOT_FOUND"
+    reason = "UNKNOWN_WORKER"
+
+
+class Unauthenticated(RadixfleetError):
+    """The call carries no valid key."""
+
+    code = "UNAUTHENTICATED"
+    reason = "UNAUTHENTICATED"
+
+
+class Overloaded(RadixfleetError):
+    """A queue or a pool is full."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "OVERLOADED"
+
+
+class Unavailable(RadixfleetError):
+    """Nobody can take the request now."""
+
+    code = "UNAVAILABLE"
+    reason = "UNAVAILABLE"
+
+
+class DeadlineExceeded(RadixfleetError):
+    """The deadline passed before the work was done."""
+
+    code = "DEADLINE_EXCEEDED"
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(RadixfleetError):
+    """The client cancelled, or went away."""
+
+    code = "CANCELLED"
+    reason = "CANCELLED"
+
+
+class InternalError(RadixfleetError):
+    """A fault of our own."""
+
+    code = "INTERNAL"
+    reason = "INTERNAL"
+
+
+BY_REASON: dict[str, type[RadixfleetError]] = {
+    kind.reason: kind
+    for kind in (
+        InvalidRequest,
+        UnknownModel,
+        UnknownWorker,
+        Unauthenticated,
+        Overloaded,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        InternalError,
+    )
+}
+"""To turn a received ErrorInfo back into the error."""

@@ -1,0 +1,132 @@
+"""Values that router and worker share. Frozen, without protobuf: `convert` translates to and from the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray: TypeAlias = npt.NDArray[np.uint32]
+"""Token ids, one dimension, C order. `tobytes()` is the packed form of the wire and what block hashes are computed over."""
+
+BlockHash = NewType("BlockHash", int)
+"""Unsigned 64-bit chained hash of a routing block: names the whole prefix that ends with the block."""
+
+Incarnation = NewType("Incarnation", int)
+"""Unsigned 64-bit random number of one start of a worker's engine. What was cached before it is gone."""
+
+WorkerId = NewType("WorkerId", str)
+
+ExecutionId = NewType("ExecutionId", str)
+"""One run of one request on one worker; never used again."""
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended. A failure is not a reason: it ends the call with an error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class WorkerStatus(StrEnum):
+    """State of a worker as it reports it."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen and when a generation ends, validated and with every default filled in.
+
+    Made by `radixfleet.convert.sampling_params` and nowhere else, so that every entry refuses the same things.
+    """
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all."""
+    min_p: float = 0.0
+    seed: int | None = None
+    max_new_tokens: int | None = None
+    """None: the worker's default, or what the context leaves when that is less."""
+    min_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a chat."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """One served model, as `Inference.GetModelInfo` tells it."""
+
+    model: str
+    max_context_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    tokenizer_fingerprint: int
+    dtype: str
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a worker can hold."""
+
+    kv_tokens: int
+    page_size: int
+    max_running_requests: int
+    chunked_prefill_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPools:
+    """The three pools of a worker's device memory, in bytes."""
+
+    device: str
+    total_bytes: int
+    weights_bytes: int
+    kv_bytes: int
+    activations_bytes: int
+    bounded_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a worker is doing. Only what cannot be evicted counts as load (a full cache is not a busy worker)."""
+
+    running_requests: int = 0
+    waiting_requests: int = 0
+    outstanding_prompt_tokens: int = 0
+    """Prompt tokens of waiting and prefilling requests, neither cached nor computed yet."""
+    kv_protected_tokens: int = 0
+    kv_evictable_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a finished request used. Times in seconds, measured on the worker."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queue_s: float
+    prefill_s: float
+    decode_s: float

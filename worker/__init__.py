@@ -1,0 +1,1 @@
+"""The worker process: one model on one device behind gRPC."""

@@ -1,0 +1,1 @@
+"""Plain data that the worker's processes exchange: no torch, grpc or protobuf."""

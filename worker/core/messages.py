@@ -1,0 +1,118 @@
+"""What the front says to the engine and hears back. One tagged union a direction, encoded by `worker.core.codec`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from radixfleet.types import Capacity, FinishReason, Load, MemoryPools
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """A new request. `uid` is unique within the engine's life; the client's own id never comes here."""
+
+    uid: int
+    token_ids: npt.NDArray[np.int32]
+    namespace: tuple[str, ...]
+    """Requests share cached prefixes only within a namespace. A tuple, so that no two can collide by concatenation."""
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_new_tokens: int
+    min_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    """All that end the generation, the model's end-of-sequence tokens among them; empty with ignore_eos."""
+    priority: int
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True):
+    """Ends a request in whatever state it is. Answered by `Ended`, unless it has ended already."""
+
+    uid: int
+
+
+class Flush(msgspec.Struct, frozen=True, tag=True):
+    """Drop all evictable prefixes. Answered by `Flushed`."""
+
+    ticket: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """End the engine process after settling what is in flight."""
+
+
+FrontMessage: TypeAlias = Submit | Abort | Flush | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The runner has loaded the model and planned its memory; requests are accepted from now on."""
+
+    capacity: Capacity
+    memory: MemoryPools
+    num_parameters: int
+    dtype: str
+
+
+class Admitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request left the queue for the first time."""
+
+    uid: int
+    cached_tokens: int
+    at_s: float
+
+
+class Output(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """One new token of one request."""
+
+    uid: int
+    token_id: int
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The one terminal outcome of a request: nothing about `uid` follows."""
+
+    uid: int
+    reason: FinishReason | None
+    """None: it failed, and `code` and `message` say why."""
+    matched_token_id: int | None = None
+    code: str = ""
+    """Name of a gRPC status: "INVALID_ARGUMENT", "INTERNAL", ..."""
+    message: str = ""
+
+
+class Flushed(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Flush`."""
+
+    ticket: int
+    flushed_tokens: int
+    kept_tokens: int
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """State of the engine: sent about every 50 ms while something changes and at least every 500 ms, as a sign of life."""
+
+    load: Load
+    evicted_blocks: npt.NDArray[np.uint64]
+    """Routing blocks that left and joined the radix cache since the last report; evictions apply first."""
+    added_blocks: npt.NDArray[np.uint64]
+    counters: dict[str, float]
+    """Totals since the engine's start, by name: see `worker.engine.counters`."""
+    step_s: list[float]
+    """Duration of each step that ended since the last report, and the device's idle time before it while work was waiting."""
+    bubble_s: list[float]
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """All that one turn of the engine's loop has for the front, in order."""
+
+    admitted: list[Admitted]
+    outputs: list[Output]
+    ended: list[Ended]
+
+
+EngineMessage: TypeAlias = Ready | StepOutputs | Flushed | Report
