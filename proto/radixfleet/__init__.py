@@ -1,1 +1,1 @@
-"""The contract between router, worker and clients: messages, shared types, and the few things both sides must compute alike."""
+"""The contract between router, worker and clients: messages, types, and what both sides must compute alike."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 TokenArray: TypeAlias = npt.NDArray[np.uint32]
-"""Token ids, one dimension, C order. `tobytes()` is the packed form of the wire and what block hashes are computed over."""
+"""Token ids, one dimension, C order. `tobytes()` is the packed form of the wire, and what blocks are hashed over."""
 
 BlockHash = NewType("BlockHash", int)
 """Unsigned 64-bit chained hash of a routing block: names the whole prefix that ends with the block."""

@@ -94,7 +94,7 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Report(msgspec.Struct, frozen=True, tag=True):
-    """State of the engine: sent about every 50 ms while something changes and at least every 500 ms, as a sign of life."""
+    """State of the engine: sent about every 50 ms while something changes, at least every 500 ms as a sign of life."""
 
     load: Load
     evicted_blocks: npt.NDArray[np.uint64]
@@ -103,7 +103,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     counters: dict[str, float]
     """Totals since the engine's start, by name: see `worker.engine.counters`."""
     step_s: list[float]
-    """Duration of each step that ended since the last report, and the device's idle time before it while work was waiting."""
+    """Duration of each step ended since the last report, and the device's idle time before it while work was waiting."""
     bubble_s: list[float]
 
 

@@ -1,16 +1,16 @@
 """The plan of one device step and its result: all that the scheduler says to a runner and hears back.
 
-A step computes, for each of its sequences, the KV of positions [start, start + length) and, where `samples` says so, one
-new token from the last of them. Row numbers are those of `ReqToTokenPool`; slots are those of `TokenToKVPool`.
+A step computes, for each of its sequences, the KV of positions [start, start + length) and, where `samples` says so,
+one new token from the last of them. Row numbers are those of `ReqToTokenPool`; slots are those of `TokenToKVPool`.
 
     flat index      0 ........ length[0] ........ length[0] + length[1] ...      one entry a computed token
     input_ids       known ids; 0 where the row is relayed
     slots           where the token's K and V are written
     sequence i      owns [offset(i), offset(i) + lengths[i]),  offset = exclusive prefix sum of lengths
 
-A relayed row (always of length 1) takes as its input the token that the row sampled in an earlier step. That token may not be
-known to the scheduler yet: it is kept by the runner, so step N+1 is planned and sent before step N has ended. The runner
-executes plans strictly in the order of `step`.
+A relayed row (always of length 1) takes as its input the token that the row sampled in an earlier step. That token may
+not be known to the scheduler yet: it is kept by the runner, so step N+1 is planned and sent before step N has ended. The
+runner executes plans strictly in the order of `step`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
-    """A request takes a row (first admission, or again after a retraction): what the runner keeps about the row from now on."""
+    """A request takes a row (at admission, or again after a retraction): what the runner keeps about the row from now on."""
 
     row: int
     prefix_slots: Int32Array
