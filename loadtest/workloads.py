@@ -1,4 +1,4 @@
-"""Workloads: what requests arrive, when, and what they share. Plain data made from a seed; sending them is done elsewhere.
+"""Workloads: what requests arrive, when, and what they share. Plain data made from a seed; others send them.
 
 A workload is a list of `Arrival`s in order of time. Prompts are token ids, so that a workload means the same for every
 tokenizer of at least `vocab_size` tokens, and so that what two prompts share is exact.

@@ -3,8 +3,8 @@
 A prompt is cut into blocks of BLOCK_TOKENS tokens; a tail shorter than that has no hash. The hash of block i is
 xxh3-64(hash of block i-1 as 8 bytes little-endian || tokens of block i as uint32 little-endian), so it names the whole
 prefix up to the block's end: two prompts share a hash at depth i exactly when they share all tokens up to there (but
-for collisions, 2^-64 a pair). The chain starts from `seed_hash(namespace)`. Constants and vectors are fixed; a change of
-either is a new BLOCK_SCHEME, and digests of different schemes are never compared.
+for collisions, 2^-64 a pair). The chain starts from `seed_hash(namespace)`. Constants and vectors are fixed; a change
+of either is a new BLOCK_SCHEME, and digests of different schemes are never compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _pack_u64 = struct.Struct("<Q").pack
 
 
 def seed_hash(namespace: Sequence[str]) -> BlockHash:
-    """The hash that a chain starts from. `namespace` is (model, lora, cache salt); no two namespaces share an encoding."""
+    """The hash that a chain starts from. `namespace` is (model, lora, cache salt); no two collide."""
     parts = [b"radixfleet-blocks", BLOCK_SCHEME.to_bytes(4, "little")]
     for part in namespace:
         encoded = part.encode()

@@ -103,7 +103,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     counters: dict[str, float]
     """Totals since the engine's start, by name: see `worker.engine.counters`."""
     step_s: list[float]
-    """Duration of each step ended since the last report, and the device's idle time before it while work was waiting."""
+    """Duration of each step ended since the last report, and the device's idle time before it while work waited."""
     bubble_s: list[float]
 
 

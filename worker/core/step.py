@@ -9,7 +9,7 @@ one new token from the last of them. Row numbers are those of `ReqToTokenPool`; 
     sequence i      owns [offset(i), offset(i) + lengths[i]),  offset = exclusive prefix sum of lengths
 
 A relayed row (always of length 1) takes as its input the token that the row sampled in an earlier step. That token may
-not be known to the scheduler yet: it is kept by the runner, so step N+1 is planned and sent before step N has ended. The
+not be known to the scheduler yet: it is kept by the runner, so step N+1 is planned and sent before step N has ended. A
 runner executes plans strictly in the order of `step`.
 """
 
@@ -26,7 +26,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
-    """A request takes a row (at admission, or again after a retraction): what the runner keeps about the row from now on."""
+    """A request takes a row, at admission or again after a retraction: what the runner keeps about the row."""
 
     row: int
     prefix_slots: Int32Array
