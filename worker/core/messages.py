@@ -58,6 +58,13 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     dtype: str
 
 
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    """The runner cannot serve: no such model, or it does not fit. Nothing follows; the engine process ends."""
+
+    message: str
+    """For the operator: what is wrong, with the numbers, and what to change."""
+
+
 class Admitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A request left the queue for the first time."""
 
@@ -102,6 +109,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     added_blocks: npt.NDArray[np.uint64]
     counters: dict[str, float]
     """Totals since the engine's start, by name: see `worker.engine.counters`."""
+    step_age_s: float
+    """Age of the oldest launched step that has no result yet, 0 when none is in flight: grows when a runner is stuck."""
     step_s: list[float]
     """Duration of each step ended since the last report, and the device's idle time before it while work waited."""
     bubble_s: list[float]
@@ -115,4 +124,4 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     ended: list[Ended]
 
 
-EngineMessage: TypeAlias = Ready | StepOutputs | Flushed | Report
+EngineMessage: TypeAlias = Ready | LoadFailed | StepOutputs | Flushed | Report
