@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import json
 import shutil
 import tempfile
@@ -56,7 +57,9 @@ def _train_tokenizer(vocab_size: int) -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
+    syllables = ("".join(parts) for parts in itertools.product("bdklmnrst", "aeiou", "lnrst"))
+    tokenizer.train_from_iterator([*_CORPUS, " ".join(syllables)], trainer)
+    assert tokenizer.get_vocab_size() == vocab_size, "the corpus gives no such vocabulary: ask for a smaller one"
     return tokenizer
 
 
