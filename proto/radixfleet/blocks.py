@@ -25,6 +25,11 @@ _BLOCK_BYTES = BLOCK_TOKENS * 4
 _pack_u64 = struct.Struct("<Q").pack
 
 
+def namespace(model: str, cache_salt: str = "", lora: str = "") -> tuple[str, str, str]:
+    """What prefixes are shared within. Router and worker both make it here, so that their hashes agree."""
+    return model, lora, cache_salt
+
+
 def seed_hash(namespace: Sequence[str]) -> BlockHash:
     """The hash that a chain starts from. `namespace` is (model, lora, cache salt); no two collide."""
     parts = [b"radixfleet-blocks", BLOCK_SCHEME.to_bytes(4, "little")]
