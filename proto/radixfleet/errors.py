@@ -42,7 +42,7 @@ class InvalidRequest(RadixfleetError):
     reason = "INVALID_REQUEST"
 
     def __init__(self, message: str, *, field: str = "", **metadata: str) -> None:
-        super().__init__(message, **metadata)
+        super().__init__(message, retry_after_s=None, **metadata)
         self.field = field
 
 

@@ -1,0 +1,77 @@
+"""Logging and the Prometheus endpoint, the same for every process of the fleet."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import TracebackType
+
+import prometheus_client
+import structlog
+
+TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
+"""Time to first token: from a full cache hit on a small model to a long prompt behind a queue."""
+INTER_TOKEN_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.4, 1, 2.5)
+QUEUE_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 600)
+STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2.5)
+DECISION_BUCKETS_S = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3)
+"""A router's choice: microseconds."""
+
+
+def setup_logging(level: str = "info", *, json: bool = False) -> None:
+    """Log to stderr: lines for people, or one JSON object a line. Foreign loggers (grpc, asyncio) come out alike."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.StackInfoRenderer(),
+    ]
+    last: list[structlog.typing.Processor]
+    if json:
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    else:
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+class MetricsServer:
+    """The /metrics endpoint of one registry, served from a daemon thread. Use as a context manager, or call `close`."""
+
+    def __init__(self, registry: prometheus_client.CollectorRegistry, host: str, port: int) -> None:
+        """Listens at once; port 0 takes a free one. Raises OSError when the port is taken."""
+        self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> MetricsServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def serve_metrics(registry: prometheus_client.CollectorRegistry, host: str, port: int) -> MetricsServer:
+    """Serve `registry` at http://host:port/metrics; the server's `port` says which port it got."""
+    return MetricsServer(registry, host, port)
