@@ -1,0 +1,151 @@
+"""What a policy sees: frozen snapshots of the workers and of one request, and the ranking that it answers with.
+
+A `WorkerView` is made anew when something about the worker changes (a report, a booking, the end of a request) and is
+then read by every choice, so what a choice needs again and again is worked out once, when the view is made. What
+belongs to one request (how much of its prompt each worker holds) is in the `RequestView`.
+
+One function, `eligible`, decides who may get a request at all; every policy uses it. `ineligible_reason` says why not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from radixfleet.blocks import BLOCK_TOKENS
+from radixfleet.types import WorkerId, WorkerStatus
+
+Reason: TypeAlias = Literal["only", "prefix", "spill", "load", "turn", "chance", "hash", "none"]
+"""Why a worker was chosen.
+
+only    no other worker was eligible
+prefix  no eligible worker holds more of the prompt
+spill   another worker holds more of the prompt, but its load makes it dearer
+load    nobody holds any of the prompt, or the policy does not ask: the least loaded
+turn    its turn in a round
+chance  drawn at random
+hash    the home of the prompt's prefix on the hash ring
+none    nobody is eligible
+"""
+
+IneligibleReason: TypeAlias = Literal["", "disconnected", "loading", "draining", "failed", "breaker", "kv-full"]
+"""Why a worker gets no request; empty when it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker at one moment: what it last reported, plus what the router has booked there since."""
+
+    slot: int
+    """The worker's number in the sketch."""
+    worker_id: WorkerId
+    status: WorkerStatus = WorkerStatus.SERVING
+    """As reported; DRAINING also when it is the router that drains it."""
+    connected: bool = True
+    breaker_open: bool = False
+    running_requests: int = 0
+    """Requests in the running batch, and booked ones of which the worker has not said that they wait."""
+    waiting_requests: int = 0
+    max_running_requests: int = 0
+    """0: not known; such a worker is never taken for full."""
+    outstanding_prompt_tokens: int = 0
+    """Q: prompt tokens reported or booked there, neither cached nor computed yet."""
+    kv_tokens: int = 0
+    """Size of the KV pool; 0: not known, and then headroom is not asked for."""
+    kv_protected_tokens: int = 0
+    """KV tokens that cannot be evicted. Cache that can be evicted is no load."""
+    sketch_blocks: int = 0
+    """Routing blocks in the sketch of this worker."""
+    last_booking: int = 0
+    """Number of the newest booking on this worker, counted over the whole fleet; 0: none yet."""
+    unavailable: IneligibleReason = field(init=False)
+    """Why it can serve no request at all; empty when it can. Derived."""
+    kv_free_tokens: int = field(init=False)
+    """KV tokens that are free or can be evicted; huge when the pool's size is not known. Derived."""
+    places_short: int = field(init=False)
+    """How many requests must end before one more can run; 0 when it can run at once. Derived."""
+
+    def __post_init__(self) -> None:
+        """Work out the derived fields."""
+        free = self.kv_tokens - self.kv_protected_tokens if self.kv_tokens else 1 << 62
+        busy = self.running_requests + self.waiting_requests + 1 - self.max_running_requests
+        object.__setattr__(self, "unavailable", _unavailable(self))
+        object.__setattr__(self, "kv_free_tokens", free)
+        object.__setattr__(self, "places_short", max(0, busy) if self.max_running_requests else 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestView:
+    """One request at the moment of its choice."""
+
+    prompt_tokens: int
+    block_hashes: npt.NDArray[np.uint64]
+    """Chained hashes of the prompt's whole routing blocks."""
+    matched_blocks: Sequence[int]
+    """By slot: how many leading blocks of the prompt the worker holds. What `Sketch.match` returned."""
+
+    def matched_tokens(self, slot: int) -> int:
+        """Prompt tokens expected in the worker's cache: at most all but the last, which is always computed."""
+        return min(self.matched_blocks[slot] * BLOCK_TOKENS, self.prompt_tokens - 1)
+
+    def uncached_tokens(self, slot: int) -> int:
+        """U: prompt tokens that the worker would have to compute; at least 1."""
+        return self.prompt_tokens - self.matched_tokens(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """A policy's answer."""
+
+    slot: int | None
+    """Where the request goes; None when nobody is eligible."""
+    reason: Reason
+    costs: Mapping[int, float]
+    """Cost by slot, of the eligible workers alone; the lowest wins. The unit is the policy's own."""
+
+    @property
+    def order(self) -> list[int]:
+        """Eligible slots, the chosen one first, then by cost."""
+        return sorted(self.costs, key=lambda slot: (slot != self.slot, self.costs[slot]))
+
+
+NOBODY = Ranking(slot=None, reason="none", costs={})
+"""The ranking when no worker is eligible."""
+
+
+def ineligible_reason(worker: WorkerView, request: RequestView) -> IneligibleReason:
+    """Why `worker` should not get `request`; empty when it may.
+
+    "kv-full" alone is no refusal: when every serving worker is full, all of them are eligible (see `eligible`).
+    """
+    if worker.unavailable:
+        return worker.unavailable
+    return "" if worker.kv_free_tokens >= request.uncached_tokens(worker.slot) else "kv-full"
+
+
+def eligible(request: RequestView, workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """The workers that may get `request`: those that serve and have KV headroom, or all that serve when none has."""
+    serving = [worker for worker in workers if not worker.unavailable]
+    prompt_tokens = request.prompt_tokens
+    roomy = [
+        worker
+        for worker in serving
+        if worker.kv_free_tokens >= prompt_tokens or worker.kv_free_tokens >= request.uncached_tokens(worker.slot)
+    ]
+    return roomy or serving
+
+
+def _unavailable(worker: WorkerView) -> IneligibleReason:
+    if not worker.connected:
+        return "disconnected"
+    if worker.status is WorkerStatus.LOADING:
+        return "loading"
+    if worker.status is WorkerStatus.DRAINING:
+        return "draining"
+    if worker.status is WorkerStatus.FAILED:
+        return "failed"
+    return "breaker" if worker.breaker_open else ""
