@@ -56,6 +56,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     memory: MemoryPools
     num_parameters: int
     dtype: str
+    max_context_tokens: int
+    """Longest prompt + completion: the model's own limit or the KV pool's size, whichever is less."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -110,7 +112,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     counters: dict[str, float]
     """Totals since the engine's start, by name: see `worker.engine.counters`."""
     step_age_s: float
-    """Age of the oldest launched step that has no result yet, 0 when none is in flight: grows when a runner is stuck."""
+    """Age of the oldest launched step without a result, 0 when none is in flight: grows when a runner is stuck."""
     step_s: list[float]
     """Duration of each step ended since the last report, and the device's idle time before it while work waited."""
     bubble_s: list[float]

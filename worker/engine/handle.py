@@ -57,7 +57,7 @@ class Progress(msgspec.Struct, frozen=True):
 class RequestStream(AsyncIterator[Progress]):
     """What one request brings forth. Read by one task; holds at most `max_new_tokens` unread tokens.
 
-    A failed request raises its error (a `RadixfleetError`) after the tokens that came before it. Leaving a `with` block,
+    A failed request raises its error (a `RadixfleetError`) after the tokens before it. Leaving a `with` block,
     or `close()`, aborts the request unless it has ended; the stream is then over for its reader too.
     """
 
