@@ -1,0 +1,82 @@
+"""What one worker can take: fixed once the runner has planned its memory, and the arithmetic of what can never fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from worker.core.messages import Ready
+
+Order: TypeAlias = Literal["fcfs", "lpm", "priority"]
+"""Who leaves the queue first: the oldest; the one with the longest cached prefix (with aging); the highest priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes and choices that the scheduler works within."""
+
+    num_pages: int
+    """Pages of the KV pool, the padding sink (page 0, never used) among them."""
+    page_size: int
+    max_running_requests: int
+    """Requests that have a row, and the most sequences in a step."""
+    chunked_prefill_size: int
+    """Prompt tokens in one step; running decodes are taken out of it, down to a quarter (see `prefill_budget`)."""
+    max_context_tokens: int
+    """Longest prompt + completion."""
+    order: Order = "fcfs"
+    max_overtakes: int = 64
+    """With lpm: times that requests that came later may be admitted before one, which bounds its wait."""
+    shared_prefix_tokens: int = 64
+    """A request waits for another that is computing at least this many prompt tokens which it needs too."""
+
+    @classmethod
+    def from_ready(cls, ready: Ready, order: Order = "fcfs") -> Limits:
+        """The limits of the worker whose runner said `ready`."""
+        capacity = ready.capacity
+        return cls(
+            num_pages=capacity.kv_tokens // capacity.page_size + 1,
+            page_size=capacity.page_size,
+            max_running_requests=capacity.max_running_requests,
+            chunked_prefill_size=capacity.chunked_prefill_size,
+            max_context_tokens=ready.max_context_tokens,
+            order=order,
+        )
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV pool holds."""
+        return (self.num_pages - 1) * self.page_size
+
+    @property
+    def max_step_tokens(self) -> int:
+        """The most tokens that one step computes; at most chunked_prefill_size + max_running_requests."""
+        return max(self.chunked_prefill_size, self.max_running_requests + self._least_prefill)
+
+    @property
+    def _least_prefill(self) -> int:
+        return -(-self.chunked_prefill_size // 4)
+
+    def prefill_budget(self, num_decodes: int) -> int:
+        """Prompt tokens that a step may compute beside `num_decodes` decodes: never so few that decodes starve prompts."""
+        return max(self.chunked_prefill_size - num_decodes, self._least_prefill)
+
+    def refusal(self, prompt_tokens: int, max_new_tokens: int) -> str | None:
+        """Why a request can never be served here, for its client; None when it can."""
+        if prompt_tokens < 1:
+            return "the prompt is empty; send at least one token"
+        if max_new_tokens < 1:
+            return f"max_new_tokens is {max_new_tokens}; it must be at least 1"
+        wanted = f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}"
+        if prompt_tokens + max_new_tokens > self.max_context_tokens:
+            return (
+                f"{wanted}, {prompt_tokens + max_new_tokens} together, but the context is {self.max_context_tokens} "
+                "tokens; shorten the prompt or lower max_new_tokens"
+            )
+        # The last token's KV is never computed.
+        if prompt_tokens + max_new_tokens - 1 > self.kv_tokens:
+            return (
+                f"{wanted}, but this worker's KV pool holds {self.kv_tokens} tokens; shorten the prompt, lower "
+                "max_new_tokens, or give the worker a larger KV pool (--mem-fraction-static, --device-memory)"
+            )
+        return None
