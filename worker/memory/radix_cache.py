@@ -1,0 +1,318 @@
+"""The prefix cache: which KV pages hold which tokens, so that a prompt's known beginning is not computed again.
+
+Owned by the engine's thread; no clock, no I/O.
+
+There is a tree for each namespace. A node holds a run of tokens and their pages; the path from the root to a node spells a
+prefix. All lengths are whole pages. Children are found by the tokens of their first page, then runs are compared as arrays,
+so a match costs a dictionary lookup a node and a memory comparison a token.
+
+    match   walk down while the tokens agree. Changes nothing; what it found is safe only once locked.
+    lock    protect the matched prefix for one request, which gets a Handle. The match's end becomes a node's end (the node
+            is split where it ends within one), and that node and all its ancestors count one lock more.
+    insert  walk on from the handle along the tokens the request has computed since, split where they leave a run, and hang
+            what is new below as one node. The handle and its lock move to the end of it. A chunk never walks its prefix again.
+    unlock  count one lock less from the handle up to the root. Nodes left without a lock join the eviction order.
+    evict   take pages from the least recently used leaf, from its tail, until enough are free.
+
+Eviction order. `_evictable` holds every unlocked node, least recently used first. A node is in use until its last lock
+goes. Unlock walks upwards, and a parent never loses its last lock before its child, so in this order every node comes after
+all its descendants: the first entry is always a leaf, and eviction takes entries without ever searching the tree. A split
+needs no place in the order, because whoever causes it locks the new parent at once.
+
+Who has a page:
+
+    where the page is                      counted in                   goes on by
+    free list                              allocator.free_pages         allocate: to a request
+    with a request: its unfinished tail,   the request's own books      insert: to the tree, in a locked node
+    or a duplicate of a page in the tree                                allocator.free, by the request: to the free list
+    in the tree, node with locks > 0       protected_pages              last unlock: evictable
+    in the tree, node with locks = 0       evictable_pages              lock: protected; evict: to the free list
+
+    free + evictable + protected + what requests own = allocator.total_pages, at every moment.
+
+Duplicates. Two requests may compute the same tokens at the same time. The tree keeps the pages that came first; those of
+the second stay that request's own and are named, once, in `Inserted.duplicate_pages`. They are not freed here, because a
+step in flight may still read them. The request may go on reading them and free them at its end, or switch to
+`Inserted.slots` and free them as soon as no launched step reads them.
+
+Flush drops all that no handle covers. What is locked stays and can be matched: its KV is as valid as before (new weights
+mean a new engine with a new cache). It becomes evictable when it is unlocked.
+
+Routing blocks. A node has the chained hashes of the 64-token blocks that end in it; `block_events` has the changes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from radixfleet.blocks import BLOCK_TOKENS
+from worker.core.step import Int32Array
+from worker.memory.block_events import BlockEvents, HashArray
+from worker.memory.page_allocator import PageAllocator, PageError, pages_of, slots_of
+from worker.memory.radix_tree import Node, Root, common_length, hashes_below, make_root, split, trim
+
+Namespace = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest cached prefix found. Protects nothing: lock it before anything is inserted, allocated or evicted."""
+
+    length: int
+    """Tokens, a multiple of the page size."""
+    pages: Int32Array
+    """int32 [length / page_size]."""
+    page_size: int
+    namespace: Namespace
+    node: Node | None
+    """Where the match ended; None when nothing matched."""
+
+    @property
+    def slots(self) -> Int32Array:
+        """Slots of positions [0, length), int32, made anew on each access."""
+        return slots_of(self.pages, self.page_size)
+
+
+class Handle:
+    """One request's lock on a prefix and all that leads to it. Made by `lock`, moved by `insert`, ended by `unlock`."""
+
+    __slots__ = ("_node",)
+
+    def __init__(self, node: Node) -> None:
+        self._node: Node | None = node
+
+    @property
+    def node(self) -> Node:
+        """Where the prefix ends. Raises PageError once unlocked."""
+        if self._node is None:
+            raise PageError("the handle was unlocked already")
+        return self._node
+
+    @property
+    def length(self) -> int:
+        """Tokens of the locked prefix."""
+        return self.node.end
+
+
+@dataclass(frozen=True, slots=True)
+class Inserted:
+    """What `insert` did with positions [start, start + len(slots)): from the handle's old end to its new one."""
+
+    start: int
+    slots: Int32Array
+    """The tree's slots for them: the request's own where it was first."""
+    duplicate_pages: Int32Array
+    """The request's pages that the tree did not take: the request's to free when no launched step reads them. Named once."""
+
+
+class RadixCache:
+    """Prefix tree over the pages of one allocator. See the head of the module."""
+
+    def __init__(self, allocator: PageAllocator) -> None:
+        """The page size is the allocator's; it must divide a routing block of 64 tokens."""
+        if BLOCK_TOKENS % allocator.page_size:
+            raise ValueError(
+                f"page size {allocator.page_size} does not divide a routing block of {BLOCK_TOKENS} tokens"
+            )
+        self.page_size = allocator.page_size
+        self.block_events = BlockEvents()
+        self._allocator = allocator
+        self._roots: dict[Namespace, Root] = {}
+        self._evictable: OrderedDict[Node, None] = OrderedDict()
+        self._evictable_pages = 0
+        self._protected_pages = 0
+
+    @property
+    def evictable_pages(self) -> int:
+        """Pages that `evict` could free now."""
+        return self._evictable_pages
+
+    @property
+    def protected_pages(self) -> int:
+        """Pages under a lock."""
+        return self._protected_pages
+
+    @property
+    def total_pages(self) -> int:
+        """Pages in the tree."""
+        return self._evictable_pages + self._protected_pages
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that `allocate` can give: free ones and evictable ones."""
+        return self._allocator.free_pages + self._evictable_pages
+
+    def match(self, namespace: Namespace, tokens: Int32Array, limit: int | None = None) -> Match:
+        """The longest cached prefix of `tokens` [n], of at most `limit` tokens. Changes nothing, the eviction order included.
+
+        A caller that needs logits passes a limit of n - 1, so that the last token is left to be computed.
+        """
+        end = len(tokens) if limit is None else min(limit, len(tokens))
+        end -= end % self.page_size
+        node: Node | None = self._roots.get(namespace)
+        position, pages, found = 0, [], None
+        while node is not None and position < end:
+            node = node.children.get(tokens[position : position + self.page_size].tobytes())
+            if node is not None:
+                length = self._common_pages(node, tokens[position:end])
+                pages.append(node.pages[: length // self.page_size])
+                position += length
+                found = node
+                if length < len(node.tokens):
+                    break
+        joined = np.concatenate(pages) if pages else np.empty(0, dtype=np.int32)
+        return Match(position, joined, self.page_size, namespace, found)
+
+    def lock(self, match: Match) -> Handle:
+        """Protect a matched prefix (an empty one too: the handle is what `insert` starts from) until `unlock`.
+
+        Raises PageError when the tree has lost the prefix since it was matched.
+        """
+        node: Node
+        if match.node is None:
+            node = self._roots.get(match.namespace) or self._roots.setdefault(
+                match.namespace, make_root(match.namespace)
+            )
+        else:
+            node = match.node
+            # It was split since: the match ends in the part that is now above.
+            while node.parent is not None and match.length <= node.start:
+                node = node.parent
+            if node.parent is None or match.length > node.end:
+                raise PageError("the match is stale: something was evicted since; match again")
+            if match.length < node.end:
+                node = split(node, match.length - node.start, self.page_size)
+        self._acquire(node, until=None)
+        return Handle(node)
+
+    def insert(self, handle: Handle, tokens: Int32Array, slots: Int32Array) -> Inserted:
+        """Give the tree the whole pages of a sequence that lie behind the handle's end; move the handle to the end of them.
+
+        `tokens`, `slots` [n]: the sequence from position 0, as far as its KV is computed or is being computed by a launched
+        step; slots before the handle's end are not looked at. The tree takes over the pages it had no tokens for; see
+        `Inserted` for the others. The page of an unfinished tail stays the caller's. Cost: O(n - handle.length).
+        """
+        start, end = handle.length, len(tokens) - len(tokens) % self.page_size
+        if end <= start:
+            return Inserted(start, np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+        own_pages = self._whole_pages(slots[start:end])
+        tree_pages = own_pages.copy()
+        node, position = handle.node, start
+        while position < end:
+            child = node.children.get(tokens[position : position + self.page_size].tobytes())
+            index = (position - start) // self.page_size
+            if child is None:
+                node = self._hang(node, tokens[:end], own_pages[index:])
+                break
+            length = self._common_pages(child, tokens[position:end])
+            node = child if length == len(child.tokens) else split(child, length, self.page_size)
+            tree_pages[index : index + len(node.pages)] = node.pages
+            position += length
+        self._acquire(node, until=handle.node)
+        handle._node = node
+        return Inserted(start, slots_of(tree_pages, self.page_size), own_pages[own_pages != tree_pages])
+
+    def unlock(self, handle: Handle) -> None:
+        """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
+        node: Node = handle.node
+        handle._node = None
+        while True:
+            node.locks -= 1
+            if node.parent is None:
+                break
+            if not node.locks:
+                self._evictable[node] = None
+                self._protected_pages -= len(node.pages)
+                self._evictable_pages += len(node.pages)
+            node = node.parent
+        self._drop_if_empty(node)
+
+    def allocate(self, num_pages: int) -> Int32Array | None:
+        """`num_pages` pages for a request, evicting what the free list lacks; None (nothing evicted) when that will not do."""
+        if num_pages > self.available_pages:
+            return None
+        self.evict(num_pages - self._allocator.free_pages)
+        return self._allocator.allocate(num_pages)
+
+    def evict(self, num_pages: int) -> int:
+        """Free `num_pages` pages, or all that are evictable; return how many. O(pages freed), whatever the tree's size."""
+        num_pages = min(num_pages, self._evictable_pages)
+        freed: list[Int32Array] = []
+        wanted = num_pages
+        while wanted > 0:
+            leaf = next(iter(self._evictable))
+            parent = leaf.parent
+            taken = min(wanted, len(leaf.pages))
+            pages, hashes = trim(leaf, len(leaf.pages) - taken, self.page_size)
+            if leaf.parent is None and parent is not None:
+                del self._evictable[leaf]
+                self._drop_if_empty(parent)
+            self.block_events.evict(hashes)
+            freed.append(pages)
+            wanted -= taken
+        if freed:
+            self._evictable_pages -= num_pages
+            self._allocator.free(np.concatenate(freed))
+        return max(num_pages, 0)
+
+    def flush(self) -> int:
+        """Drop every prefix that is not locked; return the pages freed."""
+        return self.evict(self._evictable_pages)
+
+    def block_hashes(self) -> HashArray:
+        """Hashes of all cached routing blocks, ascending: the digest that deltas build on. O(tree)."""
+        hashes = [node.hashes for node in self.nodes() if not isinstance(node, Root)]
+        return np.sort(np.concatenate(hashes)) if hashes else np.empty(0, dtype=np.uint64)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node, roots included, parents first. O(tree): for checks, digests and tests."""
+        stack: list[Node] = list(self._roots.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def _common_pages(self, node: Node, tokens: Int32Array) -> int:
+        """Tokens in which a node's run and `tokens` agree, in whole pages."""
+        length = common_length(node.tokens, tokens)
+        return length - length % self.page_size
+
+    def _whole_pages(self, slots: npt.NDArray[np.integer]) -> Int32Array:
+        pages = pages_of(slots, self.page_size)
+        if not np.array_equal(slots_of(pages, self.page_size), slots):
+            raise PageError("the slots of a sequence do not fill whole pages in order")
+        return pages
+
+    def _hang(self, parent: Node, tokens: Int32Array, pages: Int32Array) -> Node:
+        """A new child of `parent`, not locked yet, for what of `tokens` (from position 0) lies behind it."""
+        child = Node(
+            tokens=tokens[parent.end :].astype(np.int32, copy=True),
+            pages=pages.copy(),
+            start=parent.end,
+            parent=parent,
+            hashes=hashes_below(parent, tokens, len(tokens)),
+        )
+        parent.children[child.tokens[: self.page_size].tobytes()] = child
+        self._evictable_pages += len(pages)
+        self.block_events.add(child.hashes)
+        return child
+
+    def _acquire(self, node: Node, until: Node | None) -> None:
+        """One lock more from `node` up to, but without, `until`; with None up to the root."""
+        above: Node | None = node
+        while above is not None and above is not until:
+            if not above.locks and above.parent is not None:
+                self._evictable.pop(above, None)
+                self._evictable_pages -= len(above.pages)
+                self._protected_pages += len(above.pages)
+            above.locks += 1
+            above = above.parent
+
+    def _drop_if_empty(self, node: Node) -> None:
+        if isinstance(node, Root) and not node.children and not node.locks:
+            del self._roots[node.namespace]
