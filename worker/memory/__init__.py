@@ -1,1 +1,1 @@
-"""Memory of a worker: page accounting, the prefix cache and the plan of the three pools (no torch), and the KV tensors."""
+"""Memory of a worker: page accounting, prefix cache and plan of the three pools (no torch), and the KV tensors."""

@@ -1,9 +1,8 @@
 """What changed in the set of cached routing blocks since it was last asked for: the deltas that routers follow.
 
 A block that was added and evicted between two drains (or evicted and added again) does not show at all: a delta is
-exactly the difference of the two sets, so it stays small under churn and the order in which its two parts are applied does
-not matter. Memory between two drains is bounded by the changes that happened; the engine drains with each report, about
-every 50 ms.
+exactly the difference of the two sets, so it stays small under churn and the order in which its two parts are applied
+does not matter. Memory between two drains is bounded by the changes that happened; the engine drains with each report.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The KV pool is cut into pages of `page_size` slots: page p is slots [p * page_si
     page 0                  the padding sink: kernels may write rubbish there; never handed out
     pages [1, num_pages)    either on the free list, or handed out to exactly one owner (a request or the radix cache)
 
-The free list is a stack, so the pages freed last, whose memory is warm, are used first. What is freed is checked against
-the books before the list is touched: a page that is out of bounds, free already or given twice raises and changes nothing.
+The free list is a stack, so the pages freed last, whose memory is warm, are used first. What is freed is checked before
+the list is touched: a page that is out of bounds, free already or given twice raises and changes nothing.
 """
 
 from __future__ import annotations

@@ -2,22 +2,23 @@
 
 Owned by the engine's thread; no clock, no I/O.
 
-There is a tree for each namespace. A node holds a run of tokens and their pages; the path from the root to a node spells a
-prefix. All lengths are whole pages. Children are found by the tokens of their first page, then runs are compared as arrays,
-so a match costs a dictionary lookup a node and a memory comparison a token.
+Each namespace has a tree. A node holds a run of tokens and their pages; the path from the root to a node spells a
+prefix. All lengths are whole pages. Children are found by the tokens of their first page, then runs are compared as
+arrays, so a match costs a dictionary lookup a node and a memory comparison a token.
 
     match   walk down while the tokens agree. Changes nothing; what it found is safe only once locked.
-    lock    protect the matched prefix for one request, which gets a Handle. The match's end becomes a node's end (the node
-            is split where it ends within one), and that node and all its ancestors count one lock more.
-    insert  walk on from the handle along the tokens the request has computed since, split where they leave a run, and hang
-            what is new below as one node. The handle and its lock move to the end of it. A chunk never walks its prefix again.
+    lock    protect the matched prefix for one request, which gets a Handle. The match's end becomes a node's end (the
+            node is split where it ends within one), and that node and all its ancestors count one lock more.
+    insert  walk on from the handle along the tokens that the request has computed since, split where they leave a run,
+            and hang what is new below as one node. The handle and its lock move to the end of it, so a chunk never
+            walks its prefix again.
     unlock  count one lock less from the handle up to the root. Nodes left without a lock join the eviction order.
     evict   take pages from the least recently used leaf, from its tail, until enough are free.
 
 Eviction order. `_evictable` holds every unlocked node, least recently used first. A node is in use until its last lock
-goes. Unlock walks upwards, and a parent never loses its last lock before its child, so in this order every node comes after
-all its descendants: the first entry is always a leaf, and eviction takes entries without ever searching the tree. A split
-needs no place in the order, because whoever causes it locks the new parent at once.
+goes. Unlock walks upwards, and a parent never loses its last lock before its child, so in this order every node comes
+after all its descendants: the first entry is always a leaf, and eviction takes entries without ever searching the tree.
+A split needs no place in the order, because whoever causes it locks the new parent at once.
 
 Who has a page:
 
@@ -30,13 +31,13 @@ Who has a page:
 
     free + evictable + protected + what requests own = allocator.total_pages, at every moment.
 
-Duplicates. Two requests may compute the same tokens at the same time. The tree keeps the pages that came first; those of
-the second stay that request's own and are named, once, in `Inserted.duplicate_pages`. They are not freed here, because a
-step in flight may still read them. The request may go on reading them and free them at its end, or switch to
+Duplicates. Two requests may compute the same tokens at the same time. The tree keeps the pages that came first; those
+of the second stay that request's own and are named, once, in `Inserted.duplicate_pages`. They are not freed here,
+because a step in flight may still read them. The request may go on reading them and free them at its end, or switch to
 `Inserted.slots` and free them as soon as no launched step reads them.
 
-Flush drops all that no handle covers. What is locked stays and can be matched: its KV is as valid as before (new weights
-mean a new engine with a new cache). It becomes evictable when it is unlocked.
+Flush drops all that no handle covers. What is locked stays and can be matched: its KV is as valid as before (new
+weights mean a new engine with a new cache). It becomes evictable when it is unlocked.
 
 Routing blocks. A node has the chained hashes of the 64-token blocks that end in it; `block_events` has the changes.
 """
@@ -54,7 +55,7 @@ from radixfleet.blocks import BLOCK_TOKENS
 from worker.core.step import Int32Array
 from worker.memory.block_events import BlockEvents, HashArray
 from worker.memory.page_allocator import PageAllocator, PageError, pages_of, slots_of
-from worker.memory.radix_tree import Node, Root, common_length, hashes_below, make_root, split, trim
+from worker.memory.radix_tree import Node, Root, check_node, common_length, hashes_below, make_root, split, trim
 
 Namespace = tuple[str, ...]
 
@@ -107,7 +108,7 @@ class Inserted:
     slots: Int32Array
     """The tree's slots for them: the request's own where it was first."""
     duplicate_pages: Int32Array
-    """The request's pages that the tree did not take: the request's to free when no launched step reads them. Named once."""
+    """Pages that the tree did not take: the request's, to free when no launched step reads them. Named once."""
 
 
 class RadixCache:
@@ -148,10 +149,11 @@ class RadixCache:
         return self._allocator.free_pages + self._evictable_pages
 
     def match(self, namespace: Namespace, tokens: Int32Array, limit: int | None = None) -> Match:
-        """The longest cached prefix of `tokens` [n], of at most `limit` tokens. Changes nothing, the eviction order included.
+        """The longest cached prefix of `tokens` [n], of at most `limit` tokens. Changes nothing, nor the LRU order.
 
         A caller that needs logits passes a limit of n - 1, so that the last token is left to be computed.
         """
+        _check_dtype(tokens)
         end = len(tokens) if limit is None else min(limit, len(tokens))
         end -= end % self.page_size
         node: Node | None = self._roots.get(namespace)
@@ -165,8 +167,7 @@ class RadixCache:
                 found = node
                 if length < len(node.tokens):
                     break
-        joined = np.concatenate(pages) if pages else np.empty(0, dtype=np.int32)
-        return Match(position, joined, self.page_size, namespace, found)
+        return Match(position, _joined(pages), self.page_size, namespace, found)
 
     def lock(self, match: Match) -> Handle:
         """Protect a matched prefix (an empty one too: the handle is what `insert` starts from) until `unlock`.
@@ -191,15 +192,16 @@ class RadixCache:
         return Handle(node)
 
     def insert(self, handle: Handle, tokens: Int32Array, slots: Int32Array) -> Inserted:
-        """Give the tree the whole pages of a sequence that lie behind the handle's end; move the handle to the end of them.
+        """Give the tree the whole pages of a sequence behind the handle's end, and move the handle to the end of them.
 
-        `tokens`, `slots` [n]: the sequence from position 0, as far as its KV is computed or is being computed by a launched
-        step; slots before the handle's end are not looked at. The tree takes over the pages it had no tokens for; see
-        `Inserted` for the others. The page of an unfinished tail stays the caller's. Cost: O(n - handle.length).
+        `tokens`, `slots` [n]: the sequence from position 0, as far as its KV is computed or is being computed by a
+        launched step; slots before the handle's end are not looked at. The tree takes over the pages it had no tokens
+        for; see `Inserted` for the others. The page of an unfinished tail stays the caller's. O(n - handle.length).
         """
+        _check_dtype(tokens)
         start, end = handle.length, len(tokens) - len(tokens) % self.page_size
         if end <= start:
-            return Inserted(start, np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
+            return Inserted(start, _joined([]), _joined([]))
         own_pages = self._whole_pages(slots[start:end])
         tree_pages = own_pages.copy()
         node, position = handle.node, start
@@ -233,14 +235,14 @@ class RadixCache:
         self._drop_if_empty(node)
 
     def allocate(self, num_pages: int) -> Int32Array | None:
-        """`num_pages` pages for a request, evicting what the free list lacks; None (nothing evicted) when that will not do."""
+        """`num_pages` pages for a request, evicting what the free list lacks; None, nothing evicted, if too few."""
         if num_pages > self.available_pages:
             return None
         self.evict(num_pages - self._allocator.free_pages)
         return self._allocator.allocate(num_pages)
 
     def evict(self, num_pages: int) -> int:
-        """Free `num_pages` pages, or all that are evictable; return how many. O(pages freed), whatever the tree's size."""
+        """Free `num_pages` pages, or all that are evictable; return how many. O(pages freed), not O(tree)."""
         num_pages = min(num_pages, self._evictable_pages)
         freed: list[Int32Array] = []
         wanted = num_pages
@@ -263,6 +265,26 @@ class RadixCache:
     def flush(self) -> int:
         """Drop every prefix that is not locked; return the pages freed."""
         return self.evict(self._evictable_pages)
+
+    def check(self) -> None:
+        """Verify every invariant of tree and books; raises PageError. O(tree): for tests and idle workers."""
+        nodes = list(self.nodes())
+        below_roots = [node for node in nodes if not isinstance(node, Root)]
+        for node in nodes:
+            check_node(node, self.page_size)
+        _expect(all(root.children or root.locks for root in self._roots.values()), "a namespace is empty")
+        pages = _joined([node.pages for node in below_roots])
+        _expect(len(np.unique(pages)) == len(pages), "a page is in the tree twice")
+        _expect(not self._allocator.is_free(pages).any(), "a page of the tree is on the free list")
+        unlocked = [node for node in below_roots if not node.locks]
+        _expect(self._evictable.keys() == set(unlocked), "the eviction order does not hold just the unlocked nodes")
+        place = {node: index for index, node in enumerate(self._evictable)}
+        for node in unlocked:
+            for child in node.children.values():
+                _expect(place[child] < place[node], "a node is to be evicted before its child")
+        evictable = sum(len(node.pages) for node in unlocked)
+        _expect(evictable == self._evictable_pages, "evictable pages are miscounted")
+        _expect(len(pages) - evictable == self._protected_pages, "protected pages are miscounted")
 
     def block_hashes(self) -> HashArray:
         """Hashes of all cached routing blocks, ascending: the digest that deltas build on. O(tree)."""
@@ -291,7 +313,7 @@ class RadixCache:
     def _hang(self, parent: Node, tokens: Int32Array, pages: Int32Array) -> Node:
         """A new child of `parent`, not locked yet, for what of `tokens` (from position 0) lies behind it."""
         child = Node(
-            tokens=tokens[parent.end :].astype(np.int32, copy=True),
+            tokens=tokens[parent.end :].copy(),
             pages=pages.copy(),
             start=parent.end,
             parent=parent,
@@ -316,3 +338,18 @@ class RadixCache:
     def _drop_if_empty(self, node: Node) -> None:
         if isinstance(node, Root) and not node.children and not node.locks:
             del self._roots[node.namespace]
+
+
+def _joined(parts: list[Int32Array]) -> Int32Array:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+
+def _check_dtype(tokens: Int32Array) -> None:
+    # Keys are the bytes of tokens: with another item size nothing would ever match, and nobody would notice.
+    if tokens.dtype != np.int32:
+        raise TypeError(f"tokens are int32, not {tokens.dtype}")
+
+
+def _expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion, which -O would drop
+    if not holds:
+        raise PageError(otherwise)

@@ -1,6 +1,6 @@
-"""The nodes of the prefix tree, and the two surgeries on them: split and trim. Structure only; `radix_cache` keeps the books.
+"""The nodes of the prefix tree, and what is done to their structure: split and trim. `radix_cache` keeps the books.
 
-A node is a run of tokens and the pages that hold their KV. What is said of lengths here is in tokens, and whole pages.
+A node is a run of tokens and the pages that hold their KV. Lengths are in tokens and multiples of the page size.
 """
 
 from __future__ import annotations
@@ -71,13 +71,17 @@ def num_blocks(start: int, end: int) -> int:
 
 def hashes_below(parent: Node, tokens: Int32Array, end: int) -> HashArray:
     """Hashes of the routing blocks that end in (parent.end, end]. `tokens`: the whole prefix, from position 0."""
-    ancestor: Node | None = parent
-    while ancestor is not None and not len(ancestor.hashes):
-        ancestor = ancestor.parent
-    if ancestor is None:
-        raise PageError("the node is in no tree")
     boundary = parent.end // BLOCK_TOKENS * BLOCK_TOKENS
-    return chain_hashes(BlockHash(int(ancestor.hashes[-1])), tokens[boundary:end].view(np.uint32))
+    return chain_hashes(_chain_at_end(parent), tokens[boundary:end].view(np.uint32))
+
+
+def _chain_at_end(node: Node) -> BlockHash:
+    """Hash of the last routing block that ends at or before the node's end; the namespace's seed when there is none."""
+    while not len(node.hashes):
+        if node.parent is None:
+            raise PageError("the node is in no tree")
+        node = node.parent
+    return BlockHash(int(node.hashes[-1]))
 
 
 def split(node: Node, length: int, page_size: int) -> Node:
@@ -130,8 +134,42 @@ def trim(leaf: Node, pages_kept: int, page_size: int) -> tuple[Int32Array, HashA
     return pages, hashes
 
 
+def check_node(node: Node, page_size: int) -> None:
+    """Verify what must hold of one node and its children; raises PageError."""
+    problems = [
+        ("ends off a page", node.end % page_size),
+        ("has pages for another number of tokens", len(node.pages) * page_size != len(node.tokens)),
+        ("has fewer locks than its children", node.locks < sum(child.locks for child in node.children.values())),
+    ]
+    if not isinstance(node, Root):
+        problems += [
+            ("has no tokens", not len(node.tokens)),
+            ("has block hashes that are not its tokens'", not np.array_equal(node.hashes, _recomputed_hashes(node))),
+        ]
+    for key, child in node.children.items():
+        problems += [
+            ("does not begin where its parent ends", child.parent is not node or child.start != node.end),
+            ("is kept under another page's tokens", child.tokens[:page_size].tobytes() != key),
+        ]
+    for problem, found in problems:
+        if found:
+            raise PageError(f"the node of positions {node.start}..{node.end}, or a child of it, {problem}")
+
+
+def _recomputed_hashes(node: Node) -> HashArray:
+    """The node's block hashes from the tokens on its path, given that those above it are right."""
+    if node.parent is None:
+        raise PageError("the node is in no tree")
+    boundary = node.start // BLOCK_TOKENS * BLOCK_TOKENS
+    runs, above = [node.tokens], node.parent
+    while above.end > boundary and above.parent is not None:
+        runs.append(above.tokens[max(boundary - above.start, 0) :])
+        above = above.parent
+    return chain_hashes(_chain_at_end(node.parent), np.concatenate(runs[::-1]).view(np.uint32))
+
+
 def _shortened(array: Int32Array, length: int) -> Int32Array:
-    """The first entries: a view, or a copy once half of what a view keeps in memory is waste (so O(1) an entry cut off)."""
+    """The first entries: a view, or a copy once a view would keep twice its size in memory (O(1) an entry cut off)."""
     owner = array.base if array.base is not None else array
     kept = array[:length]
     return kept.copy() if isinstance(owner, np.ndarray) and 2 * length <= owner.size else kept
