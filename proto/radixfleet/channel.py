@@ -20,6 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # missing in the stubs
 from grpc_reflection.v1alpha import reflection
 
+from radixfleet.interceptor import ErrorInterceptor
+
 MAX_MESSAGE_BYTES = 64 * 1024**2
 KEEPALIVE_S = 20.0
 KEEPALIVE_TIMEOUT_S = 10.0
@@ -87,10 +89,13 @@ async def make_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> tuple[grpc.aio.Server, Health]:
-    """A server with health (NOT_SERVING until told otherwise) and reflection of `service_names` (full names, such as
-    "radixfleet.v1.Inference"). The caller adds its servicers, calls `listen`, and starts it."""
+    """A server with health (NOT_SERVING until told otherwise), reflection and errors as statuses.
+
+    `service_names`: full names, such as "radixfleet.v1.Inference". `interceptors` run outside the mapping of errors.
+    The caller adds its servicers, calls `listen`, and starts the server.
+    """
     server = grpc.aio.server(
-        interceptors=list(interceptors), options=server_options(max_message_bytes=max_message_bytes)
+        interceptors=[*interceptors, ErrorInterceptor()], options=server_options(max_message_bytes=max_message_bytes)
     )
     health = Health(service_names)
     await health.set(serving=False)

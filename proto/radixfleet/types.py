@@ -73,6 +73,19 @@ class ChatMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A prompt that the model's chat template lays out."""
+
+    messages: tuple[ChatMessage, ...]
+    add_generation_prompt: bool = True
+    """End with the header of the assistant's turn."""
+
+
+PromptForm: TypeAlias = str | TokenArray | ChatPrompt
+"""The three forms of a prompt: text, token ids, a chat."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """One served model, as `Inference.GetModelInfo` tells it."""
 

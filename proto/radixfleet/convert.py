@@ -1,0 +1,294 @@
+"""Between the wire (generated protobuf) and the values of `types`. Everything a client sends is validated here, once.
+
+Router and worker call the same functions, so every entry refuses the same things with the same words: InvalidRequest,
+with the path of the field as the .proto names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+
+from radixfleet.errors import InvalidRequest
+from radixfleet.types import (
+    Capacity,
+    ChatMessage,
+    ChatPrompt,
+    FinishReason,
+    Load,
+    MemoryPools,
+    ModelInfo,
+    PromptForm,
+    SamplingParams,
+    TokenArray,
+    Usage,
+    WorkerStatus,
+)
+from radixfleet.v1 import inference_pb2, worker_pb2
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+ValueT = TypeVar("ValueT", bound="DataclassInstance")
+
+MAX_TEMPERATURE = 100.0
+MAX_STOP_STRINGS = 16
+MAX_STOP_BYTES = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_TOKENS = 2**31 - 1
+"""No context is longer; beyond it, arithmetic with lengths would overflow."""
+MAX_NAME_BYTES = 1024
+"""Of request_id, model, cache_salt and lease_id."""
+
+
+def sampling_params(
+    message: inference_pb2.SamplingParams, *, vocab_size: int | None = None, field: str = "sampling"
+) -> SamplingParams:
+    """Validated parameters with every default filled in. Without `vocab_size`, token ids are not held against it."""
+    sampling = SamplingParams(
+        temperature=_bounded(message, field, "temperature", default=1.0, low=0.0, high=MAX_TEMPERATURE),
+        top_p=_bounded(message, field, "top_p", default=1.0, low=0.0, high=1.0),
+        top_k=max(message.top_k, 0),
+        min_p=_bounded(message, field, "min_p", default=0.0, low=0.0, high=1.0),
+        seed=message.seed if message.HasField("seed") else None,
+        max_new_tokens=message.max_new_tokens if message.HasField("max_new_tokens") else None,
+        min_new_tokens=message.min_new_tokens,
+        stop=_stop_strings(message.stop, f"{field}.stop"),
+        stop_token_ids=tuple(dict.fromkeys(message.stop_token_ids)),
+        ignore_eos=message.ignore_eos,
+        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+    )
+    if sampling.top_p == 0.0:
+        raise InvalidRequest(f"{field}.top_p must be greater than 0 and at most 1", field=f"{field}.top_p")
+    if message.top_k < -1:
+        raise InvalidRequest(f"{field}.top_k must be at least 1, or 0 or -1 to keep all", field=f"{field}.top_k")
+    _check_lengths(sampling, field)
+    _check_stop_ids(sampling.stop_token_ids, vocab_size, f"{field}.stop_token_ids")
+    return sampling
+
+
+def sampling_to_pb(sampling: SamplingParams) -> inference_pb2.SamplingParams:
+    """The message that `sampling_params` turns back into `sampling`."""
+    return inference_pb2.SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        skip_special_tokens=sampling.skip_special_tokens,
+    )
+
+
+def _bounded(
+    message: inference_pb2.SamplingParams, field: str, name: str, *, default: float, low: float, high: float
+) -> float:
+    if not message.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
+        return default
+    value: float = getattr(message, name)
+    if not math.isfinite(value) or not low <= value <= high:
+        path = f"{field}.{name}"
+        raise InvalidRequest(f"{path} must be a number from {low:g} to {high:g}, got {value!r}", field=path)
+    return value + 0.0  # -0.0 becomes 0.0
+
+
+def _stop_strings(stop: Iterable[str], field: str) -> tuple[str, ...]:
+    strings = tuple(dict.fromkeys(stop))
+    if len(strings) > MAX_STOP_STRINGS:
+        raise InvalidRequest(f"{field} has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", field=field)
+    for index, text in enumerate(strings):
+        if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
+            path = f"{field}[{index}]"
+            raise InvalidRequest(f"{path} must have 1 to {MAX_STOP_BYTES} bytes, has {len(text.encode())}", field=path)
+    return strings
+
+
+def _check_lengths(sampling: SamplingParams, field: str) -> None:
+    path = f"{field}.max_new_tokens"
+    if sampling.max_new_tokens is not None and not 1 <= sampling.max_new_tokens <= MAX_TOKENS:
+        raise InvalidRequest(f"{path} must be from 1 to {MAX_TOKENS}, got {sampling.max_new_tokens}", field=path)
+    path = f"{field}.min_new_tokens"
+    limit = MAX_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
+    if sampling.min_new_tokens > limit:
+        raise InvalidRequest(
+            f"{path} is {sampling.min_new_tokens}, more than max_new_tokens allows ({limit})", field=path
+        )
+
+
+def _check_stop_ids(ids: tuple[int, ...], vocab_size: int | None, field: str) -> None:
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(f"{field} has {len(ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", field=field)
+    if vocab_size is not None and ids and max(ids) >= vocab_size:
+        raise InvalidRequest(f"{field} holds {max(ids)}, but the model's ids end at {vocab_size - 1}", field=field)
+
+
+def check_names(request: inference_pb2.GenerateRequest) -> None:
+    """Refuse names too long for logs, metrics and headers."""
+    for name in ("request_id", "model", "cache_salt", "lease_id"):
+        size = len(getattr(request, name).encode())
+        if size > MAX_NAME_BYTES:
+            raise InvalidRequest(f"{name} has {size} bytes; at most {MAX_NAME_BYTES} are allowed", field=name)
+
+
+def pack_tokens(tokens: TokenArray) -> inference_pb2.TokenIds:
+    """Token ids in the packed form."""
+    return inference_pb2.TokenIds(packed=tokens.astype("<u4", copy=False).tobytes())
+
+
+def unpack_tokens(message: inference_pb2.TokenIds, field: str = "token_ids") -> TokenArray:
+    """Token ids from either form, read-only. Refuses both forms at once, and a packed length not a multiple of 4."""
+    if message.packed and message.ids:
+        raise InvalidRequest(f"{field} has both ids and packed; set one", field=field)
+    if len(message.packed) % 4:
+        path = f"{field}.packed"
+        raise InvalidRequest(f"{path} has {len(message.packed)} bytes, not a multiple of 4", field=path)
+    if message.packed:
+        return np.frombuffer(message.packed, dtype="<u4").astype(np.uint32, copy=False)
+    return np.array(message.ids, dtype=np.uint32)
+
+
+def prompt_form(message: inference_pb2.Prompt, field: str = "prompt") -> PromptForm:
+    """Which of the three forms a prompt has: text, token ids (at least one), or a chat (at least one message)."""
+    form = message.WhichOneof("form")
+    if form == "text":
+        return message.text
+    if form == "token_ids":
+        tokens = unpack_tokens(message.token_ids, f"{field}.token_ids")
+        if not len(tokens):
+            raise InvalidRequest(f"{field}.token_ids is empty", field=f"{field}.token_ids")
+        return tokens
+    if form == "chat":
+        return _chat(message.chat, f"{field}.chat.messages")
+    raise InvalidRequest(f"{field} is not set: give text, token_ids or chat", field=field)
+
+
+def _chat(message: inference_pb2.Chat, field: str) -> ChatPrompt:
+    if not message.messages:
+        raise InvalidRequest(f"{field} is empty", field=field)
+    for index, item in enumerate(message.messages):
+        if not item.role:
+            path = f"{field}[{index}].role"
+            raise InvalidRequest(f"{path} is empty", field=path)
+    return ChatPrompt(
+        messages=tuple(ChatMessage(role=item.role, content=item.content) for item in message.messages),
+        add_generation_prompt=message.add_generation_prompt if message.HasField("add_generation_prompt") else True,
+    )
+
+
+def check_tokens(tokens: TokenArray, *, vocab_size: int, field: str = "prompt") -> None:
+    """Refuse a prompt without tokens, and ids that the model does not have."""
+    if not len(tokens):
+        raise InvalidRequest(f"{field} has no tokens", field=field)
+    highest = int(tokens.max())
+    if highest >= vocab_size:
+        raise InvalidRequest(f"{field} holds token id {highest}, but the model's end at {vocab_size - 1}", field=field)
+
+
+def model_info_to_pb(info: ModelInfo) -> inference_pb2.ModelInfo:
+    """To the wire."""
+    return inference_pb2.ModelInfo(**_fields(info))
+
+
+def model_info(message: inference_pb2.ModelInfo) -> ModelInfo:
+    """From the wire."""
+    return _value(ModelInfo, message)
+
+
+def capacity_to_pb(capacity: Capacity) -> worker_pb2.Capacity:
+    """To the wire."""
+    return worker_pb2.Capacity(**_fields(capacity))
+
+
+def capacity(message: worker_pb2.Capacity) -> Capacity:
+    """From the wire."""
+    return _value(Capacity, message)
+
+
+def memory_pools_to_pb(pools: MemoryPools) -> worker_pb2.MemoryPools:
+    """To the wire."""
+    return worker_pb2.MemoryPools(**_fields(pools))
+
+
+def memory_pools(message: worker_pb2.MemoryPools) -> MemoryPools:
+    """From the wire."""
+    return _value(MemoryPools, message)
+
+
+def load_to_pb(load: Load) -> worker_pb2.Load:
+    """To the wire."""
+    return worker_pb2.Load(**_fields(load))
+
+
+def load(message: worker_pb2.Load) -> Load:
+    """From the wire."""
+    return _value(Load, message)
+
+
+def usage_to_pb(usage: Usage) -> inference_pb2.Usage:
+    """To the wire."""
+    return inference_pb2.Usage(**_fields(usage))
+
+
+def usage(message: inference_pb2.Usage) -> Usage:
+    """From the wire."""
+    return _value(Usage, message)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a value whose message has the same names."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _value(kind: type[ValueT], message: Message) -> ValueT:
+    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
+    return kind(
+        **{
+            name: tuple(item) if isinstance(item, Sequence) and not isinstance(item, str) else item
+            for name, item in fields.items()
+        }
+    )
+
+
+_FINISH_TO_PB: Mapping[FinishReason, inference_pb2.FinishReason.ValueType] = {
+    FinishReason.STOP: inference_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: inference_pb2.FINISH_REASON_LENGTH,
+    FinishReason.ABORT: inference_pb2.FINISH_REASON_ABORT,
+}
+_FINISH_FROM_PB = {value: reason for reason, value in _FINISH_TO_PB.items()}
+
+_STATUS_TO_PB: Mapping[WorkerStatus, worker_pb2.WorkerStatus.ValueType] = {
+    WorkerStatus.LOADING: worker_pb2.WORKER_STATUS_LOADING,
+    WorkerStatus.SERVING: worker_pb2.WORKER_STATUS_SERVING,
+    WorkerStatus.DRAINING: worker_pb2.WORKER_STATUS_DRAINING,
+    WorkerStatus.FAILED: worker_pb2.WORKER_STATUS_FAILED,
+}
+_STATUS_FROM_PB = {value: status for status, value in _STATUS_TO_PB.items()}
+
+
+def finish_reason_to_pb(reason: FinishReason) -> inference_pb2.FinishReason.ValueType:
+    """To the wire."""
+    return _FINISH_TO_PB[reason]
+
+
+def finish_reason(value: inference_pb2.FinishReason.ValueType) -> FinishReason:
+    """From the wire. A reason that this version does not know promises nothing about the text: ABORT."""
+    return _FINISH_FROM_PB.get(value, FinishReason.ABORT)
+
+
+def worker_status_to_pb(status: WorkerStatus) -> worker_pb2.WorkerStatus.ValueType:
+    """To the wire."""
+    return _STATUS_TO_PB[status]
+
+
+def worker_status(value: worker_pb2.WorkerStatus.ValueType) -> WorkerStatus:
+    """From the wire. A status that this version does not know gets no traffic: FAILED."""
+    return _STATUS_FROM_PB.get(value, WorkerStatus.FAILED)

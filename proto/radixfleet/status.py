@@ -1,0 +1,113 @@
+"""Errors as gRPC statuses and back: the one mapping table is the tree in `errors`.
+
+A status carries google.rpc details: ErrorInfo{reason, domain "radixfleet", metadata} always, RetryInfo where trying
+again can help, BadRequest where a field is at fault. From them `error_from_rpc` makes the same error again on the other
+side, so a router passes a worker's error on unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc.aio
+from google.protobuf import any_pb2, duration_pb2
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from radixfleet import errors
+from radixfleet.errors import RadixfleetError
+
+DOMAIN = "radixfleet"
+_DETAILS_KEY = "grpc-status-details-bin"
+_MAX_MESSAGE_CHARS = 1000
+_MAX_METADATA_CHARS = 200
+"""gRPC drops trailers over 8 KiB whole, and the message travels twice."""
+
+_BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: errors.InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: errors.UnknownModel,
+    grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.Unauthenticated,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
+    grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: errors.Cancelled,
+}
+"""For statuses without our ErrorInfo: made by gRPC itself, or by another engine."""
+
+
+def status_from_error(error: RadixfleetError) -> status_pb2.Status:
+    """The google.rpc.Status of an error, details included."""
+    message = _clip(str(error), _MAX_MESSAGE_CHARS)
+    metadata = {key: _clip(value, _MAX_METADATA_CHARS) for key, value in error.metadata.items()}
+    details: list[Any] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(round(max(error.retry_after_s, 0.0) * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    if isinstance(error, errors.InvalidRequest) and error.field:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    packed = []
+    for detail in details:
+        holder = any_pb2.Any()
+        holder.Pack(detail)
+        packed.append(holder)
+    return status_pb2.Status(code=grpc.StatusCode[error.code].value[0], message=message, details=packed)
+
+
+async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: RadixfleetError) -> NoReturn:
+    """End the call with the error's status. Servicers need not: what they raise is mapped by `ErrorInterceptor`."""
+    status = rpc_status.to_status(status_from_error(error))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+
+
+def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
+    """The error that a failed call stands for: the very one that the other side raised, where it was one of ours."""
+    message = call_error.details() or call_error.code().name
+    status = _rich_status(call_error)
+    if status is not None:
+        error = _from_details(status, message)
+        if error is not None:
+            return error
+    if call_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
+        return errors.InvalidRequest(f"the message is larger than the other side takes ({message})")
+    if call_error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.InternalError(f"the server does not implement this call ({message})")
+    return _BY_CODE.get(call_error.code(), errors.InternalError)(message)
+
+
+def _rich_status(call_error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
+    trailers: Any = call_error.trailing_metadata() or ()  # the stubs know no aio.Metadata here
+    for key, value in trailers:
+        if key == _DETAILS_KEY and isinstance(value, bytes):
+            return status_pb2.Status.FromString(value)
+    return None
+
+
+def _from_details(status: status_pb2.Status, message: str) -> RadixfleetError | None:
+    info = error_details_pb2.ErrorInfo()
+    retry = error_details_pb2.RetryInfo()
+    bad_request = error_details_pb2.BadRequest()
+    retry_after_s = None
+    for detail in status.details:
+        if detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+        elif not detail.Unpack(bad_request):
+            detail.Unpack(info)
+    kind = errors.BY_REASON.get(info.reason)
+    if info.domain != DOMAIN or kind is None:
+        return None
+    error = kind(message)
+    error.retry_after_s = retry_after_s
+    error.metadata = dict(info.metadata)
+    if isinstance(error, errors.InvalidRequest) and bad_request.field_violations:
+        error.field = bad_request.field_violations[0].field
+    return error
+
+
+def _clip(text: str, max_chars: int) -> str:
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
