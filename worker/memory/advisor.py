@@ -1,0 +1,131 @@
+"""What to change when memory runs out: a table from the stage and what held it there to advice that points the right way.
+
+    stage     what ran short                           what helps                        what would not
+    load      the device, for the weights alone        more memory, a smaller model      any share or chunk setting
+    start     KV pool, held by mem_fraction_static     a larger mem_fraction_static      a smaller chunk
+              KV pool, held by the activation peak     a smaller chunk, fewer requests   a larger mem_fraction_static
+              KV pool, held by max_total_tokens        a larger max_total_tokens         more memory
+              KV pool, on a device too small           more memory, a shorter context    any share or chunk setting
+    prefill   the device, in a step with chunks        a smaller chunk, a smaller share  fewer requests
+    decode    the device, in a step without            fewer requests, a smaller share   a smaller chunk
+    kv_full   KV pages, while requests run             fewer requests, more KV           a smaller chunk
+
+Pure: stage and numbers in, text out. The plan of memory raises it; the engine logs it and puts it into statuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """When memory ran short."""
+
+    LOAD = "load"
+    START = "start"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    KV_FULL = "kv_full"
+
+
+class Bound(StrEnum):
+    """What holds the KV pool to its size."""
+
+    FRACTION = "mem_fraction_static"
+    ACTIVATIONS = "activation peak"
+    CAP = "max_total_tokens"
+    DEVICE = "device memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """The numbers of one shortage."""
+
+    needed_bytes: int
+    available_bytes: int
+    bound: Bound | None = None
+    """At START: what holds the KV pool; else None."""
+    enough: str = ""
+    """The value of the advised setting that would do, where it can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What happened and what to do about it."""
+
+    text: str
+    """One or two sentences with the numbers, for a log line or a status."""
+    setting: str
+    """The setting to change first, as it is named in a settings file."""
+
+
+_MORE_MEMORY = (
+    "Use a device with more memory (--device-memory where its size is a setting), a smaller model or a quantized one"
+)
+
+_TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
+    (Stage.LOAD, None): (
+        "device_memory",
+        "The weights alone need {needed} and the device has {available}. "
+        f"{_MORE_MEMORY}; no other setting can make room.",
+    ),
+    (Stage.START, Bound.FRACTION): (
+        "mem_fraction_static",
+        "The KV pool needs {needed} for one request of the longest length and its share is {available}. "
+        "Raise --mem-fraction-static{enough}: the activations leave room for it.",
+    ),
+    (Stage.START, Bound.ACTIVATIONS): (
+        "chunked_prefill_size",
+        "The KV pool needs {needed} for one request of the longest length and the activations of the largest step leave "
+        "{available}. Lower --chunked-prefill-size first, then --max-running-requests.",
+    ),
+    (Stage.START, Bound.CAP): (
+        "max_total_tokens",
+        "The KV pool needs {needed} for one request of the longest length and --max-total-tokens allows {available}. "
+        "Raise --max-total-tokens{enough}.",
+    ),
+    (Stage.START, Bound.DEVICE): (
+        "device_memory",
+        "The KV pool needs {needed} for one request of the longest length and the weights leave {available}. "
+        f"{_MORE_MEMORY}, or allow only shorter requests (--max-context).",
+    ),
+    (Stage.PREFILL, None): (
+        "chunked_prefill_size",
+        "A prefill step ran out of device memory: it needed {needed} and {available} were free. "
+        "Lower --chunked-prefill-size, or lower --mem-fraction-static to leave the activations more.",
+    ),
+    (Stage.DECODE, None): (
+        "max_running_requests",
+        "A decode step ran out of device memory: it needed {needed} and {available} were free. "
+        "Lower --max-running-requests, or lower --mem-fraction-static to leave the activations more.",
+    ),
+    (Stage.KV_FULL, None): (
+        "max_running_requests",
+        "The KV pool of {available} is full and the running requests need {needed}. Run fewer at once "
+        "(--max-running-requests) or on more workers, or give the pool more (--mem-fraction-static, --device-memory).",
+    ),
+}
+
+
+def advise(stage: Stage, shortage: Shortage) -> Advice:
+    """The advice for a shortage at a stage. At START, `shortage.bound` must say what held the KV pool."""
+    setting, text = _TABLE[stage, shortage.bound if stage is Stage.START else None]
+    return Advice(
+        text=text.format(
+            needed=format_bytes(shortage.needed_bytes),
+            available=format_bytes(shortage.available_bytes),
+            enough=f" to {shortage.enough} or more" if shortage.enough else "",
+        ),
+        setting=setting,
+    )
+
+
+def format_bytes(num_bytes: int) -> str:
+    """A size for people: "512 B", "1.50 MiB", "139.00 GiB"."""
+    size, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{num_bytes} B" if unit == "B" else f"{size:.2f} {unit}"

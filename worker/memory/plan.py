@@ -1,0 +1,178 @@
+"""The plan of a device's memory: three pools, by arithmetic alone, before any of them is allocated.
+
+    weights        fixed: what the loaded model takes
+    KV cache       the least of   mem_fraction_static x (total - weights)        the operator's share
+                                  (total - weights) - activation peak            what the largest step leaves
+                                  max_total_tokens, and the padding page         where the operator caps it
+                   in whole pages; the padding sink is one of them
+    activations    the rest: never less than the measured peak
+
+The peak is measured by the runner, in a dummy step at the largest chunk and batch. A plan that cannot serve one request of
+the length asked for is an error with advice. Called by the runner at start, on any device: where the device's size is a
+setting (a CPU), the same arithmetic fails in the same ways.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from radixfleet.types import MemoryPools
+from worker.memory.advisor import Advice, Bound, Shortage, Stage, advise, format_bytes
+from worker.memory.page_allocator import pages_for
+
+_GIB = 1 << 30
+_CHUNK_BY_DEVICE = ((20 * _GIB, 2048), (60 * _GIB, 4096), (160 * _GIB, 8192))
+_LARGEST_CHUNK = 16384
+
+
+class MemoryPlanError(Exception):
+    """The model cannot be served with this memory and these settings. `str(error)` says what to change."""
+
+    def __init__(self, advice: Advice) -> None:
+        super().__init__(advice.text)
+        self.advice = advice
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDemand:
+    """What the plan is made from."""
+
+    device: str
+    total_bytes: int
+    """Memory of the device that the worker may use."""
+    weights_bytes: int
+    activation_peak_bytes: int
+    """Measured: the most that a step holds beside weights and KV, sampling included."""
+    kv_bytes_per_token: int
+    """Keys and values of one token in all layers."""
+    page_size: int
+    mem_fraction_static: float = 0.9
+    max_total_tokens: int | None = None
+    """Cap on the KV pool in tokens; None: none."""
+    min_context_tokens: int = 1
+    """Length that one request must be able to reach, prompt and completion: what the operator asked for, else 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The three pools. weights + KV + activations = total."""
+
+    device: str
+    total_bytes: int
+    weights_bytes: int
+    kv_bytes: int
+    activations_bytes: int
+    activation_peak_bytes: int
+    num_pages: int
+    """Pages of the KV pool, the padding sink included: what `PageAllocator` and `TokenToKVPool` are made with."""
+    page_size: int
+    bounded_by: str
+    """In words: what to change to change the size of the KV pool."""
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV pool holds: the longest request, too."""
+        return (self.num_pages - 1) * self.page_size
+
+    def pools(self) -> MemoryPools:
+        """As the worker tells it."""
+        return MemoryPools(
+            device=self.device,
+            total_bytes=self.total_bytes,
+            weights_bytes=self.weights_bytes,
+            kv_bytes=self.kv_bytes,
+            activations_bytes=self.activations_bytes,
+            bounded_by=self.bounded_by,
+        )
+
+    def table(self) -> list[tuple[str, str, str, str]]:
+        """Rows for printing: pool, size, share of the device, remark."""
+        kv = f"{self.kv_tokens} tokens in pages of {self.page_size}, bounded by {self.bounded_by}"
+        peak = f"measured peak {format_bytes(self.activation_peak_bytes)}"
+        return [
+            self._row("weights", self.weights_bytes, "the model"),
+            self._row("KV cache", self.kv_bytes, kv),
+            self._row("activations", self.activations_bytes, peak),
+            self._row("total", self.total_bytes, self.device),
+        ]
+
+    def _row(self, pool: str, num_bytes: int, remark: str) -> tuple[str, str, str, str]:
+        return pool, format_bytes(num_bytes), f"{100 * num_bytes / self.total_bytes:.1f} %", remark
+
+
+def plan_memory(demand: MemoryDemand) -> MemoryPlan:
+    """Divide the device's memory. Raises MemoryPlanError when the model or one request cannot fit."""
+    _check_settings(demand)
+    remaining = demand.total_bytes - demand.weights_bytes
+    if remaining <= 0:
+        raise MemoryPlanError(advise(Stage.LOAD, Shortage(demand.weights_bytes, demand.total_bytes)))
+    page_bytes = demand.page_size * demand.kv_bytes_per_token
+    limits = _kv_limits(demand, remaining, page_bytes)
+    bound = min(limits, key=lambda which: limits[which])
+    num_pages = max(limits[bound], 0) // page_bytes
+    needed_pages = 1 + pages_for(demand.min_context_tokens, demand.page_size)
+    if num_pages < needed_pages:
+        raise MemoryPlanError(_advice_for_small_pool(demand, limits, bound, needed_pages * page_bytes, remaining))
+    kv_bytes = num_pages * page_bytes
+    return MemoryPlan(
+        device=demand.device,
+        total_bytes=demand.total_bytes,
+        weights_bytes=demand.weights_bytes,
+        kv_bytes=kv_bytes,
+        activations_bytes=remaining - kv_bytes,
+        activation_peak_bytes=demand.activation_peak_bytes,
+        num_pages=num_pages,
+        page_size=demand.page_size,
+        bounded_by=_in_words(bound, demand),
+    )
+
+
+def chunked_prefill_size_for(device_bytes: int) -> int:
+    """The default chunk, in tokens, by the device's memory."""
+    for below, chunk in _CHUNK_BY_DEVICE:
+        if device_bytes < below:
+            return chunk
+    return _LARGEST_CHUNK
+
+
+def _check_settings(demand: MemoryDemand) -> None:
+    if not 0 < demand.mem_fraction_static <= 1:
+        raise ValueError(f"mem_fraction_static is in (0, 1], not {demand.mem_fraction_static}")
+    if demand.page_size < 1 or demand.kv_bytes_per_token < 1 or demand.min_context_tokens < 1:
+        raise ValueError("page_size, kv_bytes_per_token and min_context_tokens are at least 1")
+
+
+def _kv_limits(demand: MemoryDemand, remaining: int, page_bytes: int) -> dict[Bound, int]:
+    """Bytes that each bound allows the KV pool, the share first: the order that settles ties."""
+    limits = {
+        Bound.FRACTION: math.floor(demand.mem_fraction_static * remaining),
+        Bound.ACTIVATIONS: remaining - demand.activation_peak_bytes,
+    }
+    if demand.max_total_tokens is not None:
+        limits[Bound.CAP] = (1 + pages_for(demand.max_total_tokens, demand.page_size)) * page_bytes
+    return limits
+
+
+def _advice_for_small_pool(
+    demand: MemoryDemand, limits: dict[Bound, int], bound: Bound, needed: int, remaining: int
+) -> Advice:
+    """Name the bound that has to give way: of several, the one that is hardest to move comes first."""
+    if needed > remaining:
+        return advise(Stage.START, Shortage(needed, remaining, Bound.DEVICE))
+    if needed > limits[Bound.ACTIVATIONS]:
+        return advise(Stage.START, Shortage(needed, max(limits[Bound.ACTIVATIONS], 0), Bound.ACTIVATIONS))
+    if bound is Bound.CAP:
+        enough = str(demand.min_context_tokens)
+        return advise(Stage.START, Shortage(needed, limits[Bound.CAP], Bound.CAP, enough))
+    # Rounded up to what people type; 1 is always enough here.
+    enough = f"{min(math.ceil(1000 * needed / remaining) / 1000, 1):g}"
+    return advise(Stage.START, Shortage(needed, limits[Bound.FRACTION], Bound.FRACTION, enough))
+
+
+def _in_words(bound: Bound, demand: MemoryDemand) -> str:
+    if bound is Bound.FRACTION:
+        return f"mem_fraction_static = {demand.mem_fraction_static:g}"
+    if bound is Bound.CAP:
+        return f"max_total_tokens = {demand.max_total_tokens}"
+    return f"the activation peak of {format_bytes(demand.activation_peak_bytes)} (chunked_prefill_size)"
