@@ -1,11 +1,11 @@
-"""What to change when memory runs out: a table from the stage and what held it there to advice that points the right way.
+"""What to change when memory runs out: a table from the stage, and what held it, to advice that points the right way.
 
     stage     what ran short                           what helps                        what would not
     load      the device, for the weights alone        more memory, a smaller model      any share or chunk setting
     start     KV pool, held by mem_fraction_static     a larger mem_fraction_static      a smaller chunk
               KV pool, held by the activation peak     a smaller chunk, fewer requests   a larger mem_fraction_static
               KV pool, held by max_total_tokens        a larger max_total_tokens         more memory
-              KV pool, on a device too small           more memory, a shorter context    any share or chunk setting
+              KV pool, on a device too small           more memory, a smaller model      any share or chunk setting
     prefill   the device, in a step with chunks        a smaller chunk, a smaller share  fewer requests
     decode    the device, in a step without            fewer requests, a smaller share   a smaller chunk
     kv_full   KV pages, while requests run             fewer requests, more KV           a smaller chunk
@@ -72,23 +72,22 @@ _TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
     ),
     (Stage.START, Bound.FRACTION): (
         "mem_fraction_static",
-        "The KV pool needs {needed} for one request of the longest length and its share is {available}. "
+        "The KV pool needs at least {needed} and its share is {available}. "
         "Raise --mem-fraction-static{enough}: the activations leave room for it.",
     ),
     (Stage.START, Bound.ACTIVATIONS): (
         "chunked_prefill_size",
-        "The KV pool needs {needed} for one request of the longest length and the activations of the largest step leave "
-        "{available}. Lower --chunked-prefill-size first, then --max-running-requests.",
+        "The KV pool needs at least {needed} and the activations of the largest step leave "
+        "{available}. Lower --chunked-prefill-size, then --max-running-requests.",
     ),
     (Stage.START, Bound.CAP): (
         "max_total_tokens",
-        "The KV pool needs {needed} for one request of the longest length and --max-total-tokens allows {available}. "
+        "The KV pool needs at least {needed} and --max-total-tokens allows {available}. "
         "Raise --max-total-tokens{enough}.",
     ),
     (Stage.START, Bound.DEVICE): (
         "device_memory",
-        "The KV pool needs {needed} for one request of the longest length and the weights leave {available}. "
-        f"{_MORE_MEMORY}, or allow only shorter requests (--max-context).",
+        f"The KV pool needs at least {{needed}} and the weights leave {{available}}. {_MORE_MEMORY}.",
     ),
     (Stage.PREFILL, None): (
         "chunked_prefill_size",

@@ -7,9 +7,9 @@
                    in whole pages; the padding sink is one of them
     activations    the rest: never less than the measured peak
 
-The peak is measured by the runner, in a dummy step at the largest chunk and batch. A plan that cannot serve one request of
-the length asked for is an error with advice. Called by the runner at start, on any device: where the device's size is a
-setting (a CPU), the same arithmetic fails in the same ways.
+The peak is measured by the runner, in a dummy step at the largest chunk and batch. A plan that cannot serve one request
+of the length asked for is an error with advice. Called by the runner at start, on any device: where the device's size
+is a setting (a CPU), the same arithmetic fails in the same ways.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def chunked_prefill_size_for(device_bytes: int) -> int:
 
 
 def _check_settings(demand: MemoryDemand) -> None:
-    if not 0 < demand.mem_fraction_static <= 1:
-        raise ValueError(f"mem_fraction_static is in (0, 1], not {demand.mem_fraction_static}")
+    if not 0 < demand.mem_fraction_static < 1:
+        raise ValueError(f"mem_fraction_static is in (0, 1), not {demand.mem_fraction_static}")
     if demand.page_size < 1 or demand.kv_bytes_per_token < 1 or demand.min_context_tokens < 1:
         raise ValueError("page_size, kv_bytes_per_token and min_context_tokens are at least 1")
 
@@ -158,16 +158,16 @@ def _advice_for_small_pool(
     demand: MemoryDemand, limits: dict[Bound, int], bound: Bound, needed: int, remaining: int
 ) -> Advice:
     """Name the bound that has to give way: of several, the one that is hardest to move comes first."""
-    if needed > remaining:
+    # Rounded up to three digits, strictly, so that the share's own rounding down cannot make it one page too few.
+    share = (math.floor(1000 * needed / remaining) + 1) / 1000
+    if share >= 1:
         return advise(Stage.START, Shortage(needed, remaining, Bound.DEVICE))
     if needed > limits[Bound.ACTIVATIONS]:
         return advise(Stage.START, Shortage(needed, max(limits[Bound.ACTIVATIONS], 0), Bound.ACTIVATIONS))
     if bound is Bound.CAP:
         enough = str(demand.min_context_tokens)
         return advise(Stage.START, Shortage(needed, limits[Bound.CAP], Bound.CAP, enough))
-    # Rounded up to what people type; 1 is always enough here.
-    enough = f"{min(math.ceil(1000 * needed / remaining) / 1000, 1):g}"
-    return advise(Stage.START, Shortage(needed, limits[Bound.FRACTION], Bound.FRACTION, enough))
+    return advise(Stage.START, Shortage(needed, limits[Bound.FRACTION], Bound.FRACTION, f"{share:g}"))
 
 
 def _in_words(bound: Bound, demand: MemoryDemand) -> str:
