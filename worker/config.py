@@ -1,0 +1,125 @@
+"""Settings of the worker process, each declared once: see `radixfleet.settings`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import Field, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from radixfleet.blocks import BLOCK_TOKENS
+from radixfleet.settings import ByteSize, CommaList, ProcessSettings
+
+DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+SchedulePolicy: TypeAlias = Literal["lpm", "fcfs", "priority"]
+RunnerKind: TypeAlias = Literal["torch", "sim"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+
+class WorkerSettings(ProcessSettings):
+    """What an operator may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="RADIXFLEET_WORKER_")
+
+    model: str = Field(
+        min_length=1, description="Model to serve: a Hugging Face directory, a .gguf file, or demo (SmolLM2-135M)."
+    )
+    served_model_name: str | None = Field(
+        None, description="Name by which clients ask for the model; default: the name of the directory or file."
+    )
+    context_length: int | None = Field(
+        None, ge=2, description="Longest prompt and completion together, in tokens; default: the model's own limit."
+    )
+    default_max_new_tokens: int = Field(
+        256, ge=1, description="max_new_tokens of requests that set none, or what the context leaves when that is less."
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(7080, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    metrics_port: int = Field(7081, ge=0, le=65535, description="Prometheus port; 0 takes a free one.")
+    address_file: Path | None = Field(
+        None,
+        description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0.",
+    )
+    max_message_bytes: ByteSize = Field(
+        64 * 1024**2, ge=1024**2, description="Largest gRPC message; a prompt of a million tokens needs 4 MB."
+    )
+    worker_id: str | None = Field(
+        None, min_length=1, max_length=128, description="Name in the fleet; default: host name and port."
+    )
+    routers: CommaList = Field(
+        (), description="host:port of routers to register with. They may come up later, and be restarted."
+    )
+    advertise_address: str | None = Field(
+        None, description="host:port at which routers reach this worker; default: host and port it listens on."
+    )
+
+    runner: RunnerKind = Field("torch", description="torch computes; sim pretends to be a GPU, and invents the tokens.")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
+    )
+    dtype: DType = Field(
+        "auto", description="Type of weights and KV; auto takes bfloat16 where the device is fast at it."
+    )
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="Threads of the runner on the CPU; default: cores. Use cores / workers."
+    )
+    inline: bool = Field(default=False, description="Run front, engine and runner in one process, for debugging.")
+    overlap: bool = Field(default=True, description="Plan the next step while the device computes the last one.")
+
+    device_memory: ByteSize | None = Field(
+        None, ge=1024**2, description="Memory to plan with; default: all of a GPU, half of what is free on a CPU."
+    )
+    mem_fraction_static: float = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="Share for the KV pool of the memory left after the weights; activations get the rest.",
+    )
+    max_total_tokens: int | None = Field(None, ge=1, description="Upper bound of the KV pool, in tokens.")
+    page_size: int = Field(
+        16,
+        ge=1,
+        le=BLOCK_TOKENS,
+        description="Tokens in a page of the KV pool; 1, 2, 4, 8, 16, 32 or 64. Prefixes are "
+        "shared by whole pages: 1 shares every token, 16 is faster on most devices.",
+    )
+    chunked_prefill_size: int | None = Field(
+        None, ge=1, description="Prompt tokens computed in one step; default: by the device's memory."
+    )
+    max_running_requests: int | None = Field(
+        None, ge=1, le=4096, description="Requests that run at once; default: by the size of the KV pool."
+    )
+    schedule_policy: SchedulePolicy = Field(
+        "lpm", description="Who leaves the queue first: longest cached prefix (with aging), oldest, highest priority."
+    )
+
+    drain_grace_s: float = Field(
+        30.0, ge=0, le=86400, description="On SIGTERM, how long running requests may go on before they are cut."
+    )
+    log_level: LogLevel = Field("info", description="Lowest level that is logged; requests are logged at debug.")
+    log_json: bool = Field(default=False, description="Log one JSON object a line.")
+
+    @field_validator("page_size")
+    @classmethod
+    def _divides_a_block(cls, page_size: int) -> int:
+        if BLOCK_TOKENS % page_size:
+            raise ValueError(f"must divide {BLOCK_TOKENS}: choose 1, 2, 4, 8, 16, 32 or 64; got {page_size}")
+        return page_size
+
+    @field_validator("advertise_address")
+    @classmethod
+    def _has_a_port(cls, address: str | None) -> str | None:
+        if address is not None and not address.rpartition(":")[2].isdigit():
+            raise ValueError(f"must be host:port; got {address!r}")
+        return address
+
+    @property
+    def model_name(self) -> str:
+        """The name by which clients ask for the model."""
+        return self.served_model_name or Path(os.path.normpath(self.model)).name.removesuffix(".gguf")
+
+
+__all__ = ["DType", "LogLevel", "RunnerKind", "SchedulePolicy", "WorkerSettings"]
