@@ -1,0 +1,6 @@
+"""The router's record of which prefixes each worker holds in its KV cache."""
+
+from router.index.lease import BlockLease
+from router.index.sketch import Sketch
+
+__all__ = ["BlockLease", "Sketch"]

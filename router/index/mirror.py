@@ -1,0 +1,281 @@
+"""What one worker is thought to hold: a set of blocks, bounded, and what is needed to keep it true.
+
+The order of eviction. Every use of a prefix (a request that ended, blocks that the worker reported) has a number, its
+tick, and leaves a record: the tick and the blocks, parents first. `_last_use` has the tick of each block's last use,
+so an older record of the same block is void. To make room, the oldest record gives up blocks from its end, the
+deepest first, and void ones are skipped. A use of a deep block is always a use of its parents, so parents outlive
+children and a prefix shortens from its end. Void records are swept out when they outnumber the blocks: a use costs
+O(1) a block, and memory is O(blocks).
+
+Leases. `_leased` counts the running requests that use a block. A leased block is never dropped to make room. It may
+lose its record meanwhile: the end of the lease is a use and leaves a new one.
+
+Expected blocks. A booked block that was not there before is only expected (`_expected`) until something settles it.
+Without word from the worker the end of the request does: then the block is taken for cached, unless the request was
+never computed and nobody else has booked the block, for then it goes. With word from the worker only a report settles
+it, which must come within GRACE_REPORTS reports of the last lease's end, or the block goes: so a request that failed
+leaves nothing behind. Reports are counted, not seconds: a silent worker loses nothing.
+
+The bound. Without word from the worker it is the modelled capacity, which begins as the reported one, shrinks when a
+receipt shows that blocks were gone which the model still held, and grows back slowly with receipts that agree. With
+word from the worker evictions are the worker's to tell, and the bound only guards the router's memory; it is twice
+the capacity, because blocks that part in the middle share pages.
+
+Methods that change the set return the blocks that left or joined it, and `Sketch` keeps its map in step with that.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable
+
+GRACE_REPORTS = 3
+"""The report on its way when a request ends may be older than the caching of its last blocks; later ones are not."""
+
+_SWEEP_SLACK = 1024
+_RECOVERY = 256
+
+
+class Mirror:
+    """The blocks of one incarnation of one worker. Used by `Sketch` alone."""
+
+    def __init__(self, capacity_blocks: int, incarnation: int | None = None) -> None:
+        self.incarnation = incarnation
+        self.sequence: int | None = None
+        """Number of the last report; None while there is no word from the worker to go by."""
+        self.capacity_blocks = capacity_blocks
+        self.modelled_blocks = capacity_blocks
+        self._tick = 0
+        self._last_use: dict[int, int] = {}
+        self._records: deque[tuple[int, array[int]]] = deque()
+        self._recorded_blocks = 0
+        self._leased: Counter[int] = Counter()
+        self._reports = 0
+        self._expected: dict[int, int] = {}
+        """Block -> number of the report by which it must have come. Means nothing while the block is leased."""
+        self._due: deque[tuple[int, set[int]]] = deque()
+        """The same by report: no block is due at a report that is not here."""
+
+    def __len__(self) -> int:
+        return len(self._last_use)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._last_use
+
+    def blocks(self) -> Iterable[int]:
+        """All blocks, in no order."""
+        return self._last_use.keys()
+
+    @property
+    def leased_blocks(self) -> int:
+        """Blocks that running requests use."""
+        return len(self._leased)
+
+    @property
+    def bound_blocks(self) -> int:
+        """How many blocks it holds at most, but for leased ones."""
+        return self.modelled_blocks if self.sequence is None else 2 * self.capacity_blocks
+
+    def set_capacity(self, capacity_blocks: int) -> None:
+        """Take over the capacity that the worker reported. What receipts taught is kept where it still makes sense."""
+        taught = self.modelled_blocks < self.capacity_blocks
+        self.capacity_blocks = capacity_blocks
+        if taught:
+            self.modelled_blocks = min(max(self.modelled_blocks, self._floor()), capacity_blocks)
+        else:
+            self.modelled_blocks = capacity_blocks
+
+    def depth(self, blocks: list[int]) -> int:
+        """How many leading `blocks` are here, by binary search: presence is monotone in depth."""
+        low, high = 0, len(blocks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if blocks[middle - 1] in self._last_use:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def settled_use(self, block: int) -> int | None:
+        """Tick of the last use of `block`; None while it is only expected."""
+        return None if block in self._expected else self._last_use[block]
+
+    def lease(self, blocks: list[int]) -> list[int]:
+        """Count one more running request on `blocks`. Returns the blocks that joined."""
+        self._tick += 1
+        new = [block for block in blocks if block not in self._last_use]
+        self._last_use.update(dict.fromkeys(new, self._tick))
+        self._expected.update(dict.fromkeys(new, 0))
+        self._leased.update(blocks)
+        return new
+
+    def release(self, blocks: list[int], output_blocks: list[int]) -> list[int]:
+        """End the lease of a request that was computed, `output_blocks` included. Returns the blocks that joined."""
+        self._unlease(blocks)
+        used = blocks + output_blocks
+        new = self._use(used)
+        if self.sequence is None:
+            self._settle(used)
+        else:
+            self._expected.update(dict.fromkeys(new, 0))
+            self._set_due(used)
+        return new
+
+    def abandon(self, blocks: list[int]) -> list[int]:
+        """End the lease of a request that was never computed. Returns the blocks that left."""
+        self._unlease(blocks)
+        dropped = [block for block in blocks if block in self._expected and block not in self._leased]
+        self._drop(dropped)
+        self._use([block for block in blocks if block in self._last_use])
+        return dropped
+
+    def trim(self) -> list[int]:
+        """Make room down to the bound: least recently used first, deepest first. Returns the blocks that left."""
+        return self._take_oldest(excess=len(self._last_use) - self.bound_blocks)
+
+    def correct(self, missing_blocks: int, last_use: int) -> list[int]:
+        """The worker had lost `missing_blocks` blocks that were last used at `last_use`. Returns the blocks that left.
+
+        A worker that evicts in order of use has then lost all that was used no later, the deeper blocks of the same
+        prefix among it; and it holds less than was thought.
+        """
+        self.modelled_blocks = max(self.modelled_blocks - missing_blocks, self._floor())
+        return self._take_oldest(until_tick=last_use) + self.trim()
+
+    def agree(self) -> None:
+        """The worker had what was predicted: let the modelled capacity grow back a little."""
+        gap = self.capacity_blocks - self.modelled_blocks
+        self.modelled_blocks += min(gap, 1 + gap // _RECOVERY)
+
+    def replace(self, sequence: int, blocks: list[int]) -> tuple[list[int], list[int]]:
+        """The worker's whole list. Returns the blocks that left and those that joined.
+
+        Leased blocks that are not in it stay, as expected ones: their requests are in flight.
+        """
+        self.sequence = sequence
+        reported = dict.fromkeys(blocks)
+        self._expected = {block: 0 for block in self._leased if block not in reported}
+        self._due.clear()
+        dropped = [block for block in self._last_use if block not in reported and block not in self._expected]
+        self._drop(dropped)
+        return dropped, self._use([block for block in reported if block not in self._last_use])
+
+    def change(self, sequence: int, evicted: list[int], added: list[int]) -> tuple[list[int], list[int]]:
+        """One report of the worker, evictions first. Returns the blocks that left and those that joined."""
+        self.sequence = sequence
+        self._reports += 1
+        dropped = []
+        for block in evicted:
+            if block in self._leased:
+                # Booked after the worker evicted it: the request computes it anew, and the worker will say so.
+                self._expected[block] = 0
+            elif self._last_use.pop(block, None) is not None:
+                self._expected.pop(block, None)
+                dropped.append(block)
+        new = self._use(added)
+        self._settle(added)
+        return dropped, new
+
+    def expire(self) -> list[int]:
+        """Drop what was expected and has not come in time. Returns the blocks that left."""
+        dropped: list[int] = []
+        while self._due and self._due[0][0] <= self._reports:
+            due, blocks = self._due.popleft()
+            # A later lease has set a later date, or will when it ends.
+            dropped += [block for block in blocks if self._expected.get(block) == due and block not in self._leased]
+        self._drop(dropped)
+        return dropped
+
+    def lose_truth(self) -> None:
+        """There is no word from the worker from now on: what was expected of ended requests is taken for cached."""
+        self.sequence = None
+        self._expected = {block: 0 for block in self._expected if block in self._leased}
+        self._due.clear()
+
+    def check(self) -> None:
+        """Raise AssertionError when the books do not agree. O(blocks)."""
+        recorded = {block for tick, run in self._records for block in run if self._last_use.get(block) == tick}
+        faults = {
+            "a block can never be dropped": self._last_use.keys() - recorded - self._leased.keys(),
+            "a leased block is missing": self._leased.keys() - self._last_use.keys(),
+            "a lease count is not positive": {block for block, count in self._leased.items() if count <= 0},
+            "an expected block is missing": self._expected.keys() - self._last_use.keys(),
+            "an expected block is never due": self._expected.keys()
+            - self._leased.keys()
+            - set().union(*(blocks for _, blocks in self._due)),
+            "more blocks than the bound allows": recorded - self._leased.keys()
+            if len(self._last_use) > max(self.bound_blocks, self.leased_blocks)
+            else set(),
+        }
+        for fault, blocks in faults.items():
+            if blocks:
+                raise AssertionError(f"{fault}: {sorted(blocks)[:8]}")
+        if self._recorded_blocks != sum(len(run) for _, run in self._records):
+            raise AssertionError("the count of recorded blocks is wrong")
+
+    def _floor(self) -> int:
+        """What receipts can teach at least. Half of the true capacity costs .03 of hit rate; too much costs nothing."""
+        return self.capacity_blocks // 2
+
+    def _use(self, blocks: list[int]) -> list[int]:
+        """Record a use of `blocks`, parents first. Returns those that joined."""
+        if not blocks:
+            return []
+        self._tick += 1
+        new = [block for block in blocks if block not in self._last_use]
+        self._last_use.update(dict.fromkeys(blocks, self._tick))
+        self._records.append((self._tick, array("Q", blocks)))
+        self._recorded_blocks += len(blocks)
+        if self._recorded_blocks > 2 * len(self._last_use) + _SWEEP_SLACK:
+            self._sweep()
+        return new
+
+    def _sweep(self) -> None:
+        """Forget void records."""
+        live = ((tick, array("Q", [b for b in run if self._last_use.get(b) == tick])) for tick, run in self._records)
+        self._records = deque((tick, run) for tick, run in live if run)
+        self._recorded_blocks = sum(len(run) for _, run in self._records)
+
+    def _take_oldest(self, *, excess: int = 0, until_tick: int = 0) -> list[int]:
+        """Drop unleased blocks, oldest first: `excess` of them, and all that were last used up to `until_tick`."""
+        dropped: list[int] = []
+        while self._records and (len(dropped) < excess or self._records[0][0] <= until_tick):
+            tick, run = self._records[0]
+            block = run.pop()
+            self._recorded_blocks -= 1
+            if not run:
+                self._records.popleft()
+            if self._last_use.get(block) == tick and block not in self._leased:
+                dropped.append(block)
+                self._drop((block,))
+        return dropped
+
+    def _drop(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            del self._last_use[block]
+            self._expected.pop(block, None)
+
+    def _settle(self, blocks: list[int]) -> None:
+        if self._expected:
+            for block in blocks:
+                self._expected.pop(block, None)
+
+    def _set_due(self, blocks: list[int]) -> None:
+        """Give a date to what is expected and no longer leased."""
+        pending = [block for block in blocks if block in self._expected and block not in self._leased]
+        due = self._reports + GRACE_REPORTS
+        self._expected.update(dict.fromkeys(pending, due))
+        if self._due and self._due[-1][0] == due:
+            self._due[-1][1].update(pending)
+        elif pending:
+            self._due.append((due, set(pending)))
+
+    def _unlease(self, blocks: list[int]) -> None:
+        leased = self._leased
+        for block in blocks:
+            count = leased[block] - 1
+            if count:
+                leased[block] = count
+            else:
+                del leased[block]

@@ -1,0 +1,278 @@
+"""The sketch: for each block hash, which workers hold the block.
+
+One flat map `block hash -> bitmask of worker slots` answers "how deep does each worker match this prompt". A chained
+hash names its whole prefix, so no tree is needed, and presence is monotone in depth: who holds block d holds all
+before it. So `match` gallops to depths 1, 2, 4, ... until nobody is left, then halves each interval in which workers
+dropped out; all workers are searched at once, and the cost is O(log depth) for each distinct answer. Where a worker's
+record has a hole, the answer is a depth that the worker holds or less.
+
+Beside the map stands a mirror for each worker, which bounds what is kept and says what leaves next (see `mirror`).
+The map and the mirrors agree exactly after every call. The truth comes in three grades, each optional:
+
+1. receipts (`receipt`): how many tokens of a prompt the worker really had cached;
+2. deltas (`apply_delta`): what a worker evicted and added, numbered without gaps;
+3. digests (`apply_digest`): all that a worker holds.
+
+Memory is bounded by the capacities of the workers and the prompts of running requests. One thread, the event loop's,
+owns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from radixfleet.blocks import BLOCK_TOKENS
+from router.index.lease import BlockLease
+from router.index.mirror import Mirror
+
+HashArray = npt.NDArray[np.uint64]
+
+
+class Sketch:
+    """Which routing blocks each worker of the fleet holds, as far as the router knows.
+
+    A worker has a slot, a small number that `attach` gives and `detach` takes back. Methods that take a slot raise
+    KeyError for one that is not attached.
+    """
+
+    def __init__(self) -> None:
+        self._masks: dict[int, int] = {}
+        self._mirrors: list[Mirror | None] = []
+        self._open_leases = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Distinct blocks in the sketch."""
+        return len(self._masks)
+
+    @property
+    def open_leases(self) -> int:
+        """Leases that have not ended."""
+        return self._open_leases
+
+    def blocks(self, slot: int) -> int:
+        """Blocks that the worker is thought to hold."""
+        return len(self._mirror(slot))
+
+    def capacity_blocks(self, slot: int) -> int:
+        """Blocks that the worker is thought to be able to hold: as reported, or less when receipts taught so."""
+        return self._mirror(slot).modelled_blocks
+
+    def approximate(self, slot: int) -> bool:
+        """No digest came, or a delta is missing since: the sketch has only its own record of the worker."""
+        return self._mirror(slot).sequence is None
+
+    def attach(self) -> int:
+        """A slot for a new worker: the lowest free one, so that masks stay short.
+
+        It holds nothing, and until `set_capacity` it keeps nothing but leased blocks.
+        """
+        slot = next((slot for slot, mirror in enumerate(self._mirrors) if mirror is None), len(self._mirrors))
+        self._mirrors[slot : slot + 1] = [Mirror(capacity_blocks=0)]
+        return slot
+
+    def detach(self, slot: int) -> None:
+        """Forget the worker and free its slot. Its open leases must still be ended, and change nothing any more."""
+        self.wipe(slot)
+        self._mirrors[slot] = None
+
+    def wipe(self, slot: int) -> None:
+        """The worker holds nothing any more, leased blocks included."""
+        mirror = self._mirror(slot)
+        self._clear(slot, mirror.blocks())
+        self._mirrors[slot] = Mirror(mirror.capacity_blocks, mirror.incarnation)
+
+    def set_incarnation(self, slot: int, incarnation: int) -> None:
+        """The worker's engine says which start of it this is; a new one holds nothing of what the old one held."""
+        if self._mirror(slot).incarnation not in (None, incarnation):
+            self.wipe(slot)
+        self._mirror(slot).incarnation = incarnation
+
+    def set_capacity(self, slot: int, blocks: int) -> None:
+        """How many blocks the worker can hold, as it reported."""
+        mirror = self._mirror(slot)
+        mirror.set_capacity(blocks)
+        self._clear(slot, mirror.trim())
+
+    def match(self, hashes: HashArray) -> list[int]:
+        """How many leading blocks of a prompt each worker holds, by slot (0 for a free slot).
+
+        `hashes`: uint64 [blocks], chained. Changes nothing.
+        """
+        depths = [0] * len(self._mirrors)
+        num_blocks = len(hashes)
+        mask_of, hash_at = self._masks.get, hashes.item
+        low = 1
+        holders = mask_of(hash_at(0), 0) if num_blocks else 0
+        while holders:
+            high = min(2 * low, num_blocks + 1)
+            deeper = holders & mask_of(hash_at(high - 1), 0) if high <= num_blocks else 0
+            # (workers, l, h): they hold block l and not block h, counted from 1.
+            intervals = [(holders ^ deeper, low, high)]
+            while intervals:
+                workers, at_least, below = intervals.pop()
+                if not workers:
+                    continue
+                if below - at_least == 1:
+                    for slot in _slots(workers):
+                        depths[slot] = at_least
+                    continue
+                middle = (at_least + below) // 2
+                reach = workers & mask_of(hash_at(middle - 1), 0)
+                intervals.append((workers ^ reach, at_least, middle))
+                intervals.append((reach, middle, below))
+            low, holders = high, deeper
+        return depths
+
+    def book(self, slot: int, hashes: HashArray, prompt_tokens: int) -> BlockLease:
+        """A request with these prompt blocks goes to the worker, which will hold them: count them as there from now on.
+
+        `hashes`: uint64 [blocks], chained.
+        """
+        mirror = self._mirror(slot)
+        blocks: list[int] = hashes.tolist()
+        known = mirror.depth(blocks)
+        settled_use = mirror.settled_use(blocks[known - 1]) if known else None
+        self._mark(slot, mirror.lease(blocks))
+        self._clear(slot, mirror.trim())
+        self._open_leases += 1
+        return BlockLease(slot, blocks, prompt_tokens, known, settled_use, mirror)
+
+    def receipt(self, lease: BlockLease, cached_tokens: int) -> None:
+        """The worker began the request and found `cached_tokens` of its prompt in its cache.
+
+        With word from the worker by deltas this teaches nothing. Nor does a prediction that counted on blocks which
+        another request was still computing.
+        """
+        mirror = lease.mirror
+        if not self._is_current(lease) or mirror.sequence is not None or lease.settled_use is None:
+            return
+        predicted = lease.predicted_tokens // BLOCK_TOKENS
+        missing = predicted - cached_tokens // BLOCK_TOKENS
+        if missing > 0:
+            self._clear(lease.slot, mirror.correct(missing, lease.settled_use))
+        elif predicted:
+            mirror.agree()
+
+    def end(self, lease: BlockLease, output_hashes: HashArray | None = None) -> None:
+        """The request ended after the worker had begun it. Ending a lease twice does nothing.
+
+        `output_hashes`: uint64 [blocks], the chain's continuation over the prompt's tail and the generated tokens: the
+        next turn of the chat finds them.
+        """
+        if not self._close(lease):
+            return
+        output: list[int] = [] if output_hashes is None else output_hashes.tolist()
+        self._mark(lease.slot, lease.mirror.release(lease.blocks, output))
+        self._clear(lease.slot, lease.mirror.trim())
+
+    def abandon(self, lease: BlockLease) -> None:
+        """The request ended, and the worker never began it: blocks that only it would have brought are not there."""
+        if self._close(lease):
+            self._clear(lease.slot, lease.mirror.abandon(lease.blocks))
+            self._clear(lease.slot, lease.mirror.trim())
+
+    def apply_digest(self, slot: int, incarnation: int, sequence: int, hashes: HashArray) -> None:
+        """All blocks that the worker holds, as of its report `sequence`. Leased blocks stay: they are in flight.
+
+        `hashes`: uint64 [blocks], in any order. Call `set_capacity` first.
+        """
+        self.set_incarnation(slot, incarnation)
+        self._apply(slot, self._mirror(slot).replace(sequence, hashes.tolist()))
+
+    def apply_delta(self, slot: int, incarnation: int, sequence: int, evicted: HashArray, added: HashArray) -> bool:
+        """What the worker evicted and then added. Call it for every report without a digest, also when both are empty.
+
+        A report with a change has the number after the last one's; a report without a change repeats that. Returns
+        False when the number or the incarnation does not fit: the sketch is then approximate and needs a digest.
+        """
+        self.set_incarnation(slot, incarnation)
+        mirror = self._mirror(slot)
+        is_change = len(evicted) > 0 or len(added) > 0
+        if mirror.sequence is None or sequence != mirror.sequence + is_change:
+            self.lose_truth(slot)
+            return False
+        self._apply(slot, mirror.change(sequence, evicted.tolist(), added.tolist()))
+        self._clear(slot, mirror.expire())
+        return True
+
+    def lose_truth(self, slot: int) -> None:
+        """The stream of reports broke off; until the next digest the sketch has only its own record."""
+        mirror = self._mirror(slot)
+        mirror.lose_truth()
+        self._clear(slot, mirror.trim())
+
+    def check(self) -> None:
+        """Raise AssertionError when map and mirrors do not agree. O(blocks)."""
+        masks: dict[int, int] = {}
+        for slot, mirror in self._attached():
+            mirror.check()
+            for block in mirror.blocks():
+                masks[block] = masks.get(block, 0) | 1 << slot
+        if masks != self._masks:
+            raise AssertionError("map and mirrors differ")
+
+    def _mirror(self, slot: int) -> Mirror:
+        mirror = self._mirrors[slot] if 0 <= slot < len(self._mirrors) else None
+        if mirror is None:
+            raise KeyError(f"no worker is attached at slot {slot}")
+        return mirror
+
+    def _attached(self) -> Iterator[tuple[int, Mirror]]:
+        return ((slot, mirror) for slot, mirror in enumerate(self._mirrors) if mirror is not None)
+
+    def _is_current(self, lease: BlockLease) -> bool:
+        return lease.slot < len(self._mirrors) and self._mirrors[lease.slot] is lease.mirror
+
+    def _close(self, lease: BlockLease) -> bool:
+        """Close the lease; True when it was open and its mirror still counts."""
+        if not lease.is_open:
+            return False
+        lease.is_open = False
+        self._open_leases -= 1
+        return self._is_current(lease)
+
+    def _apply(self, slot: int, change: tuple[list[int], list[int]]) -> None:
+        left, joined = change
+        self._clear(slot, left)
+        self._mark(slot, joined)
+        self._clear(slot, self._mirror(slot).trim())
+
+    def _mark(self, slot: int, blocks: Iterable[int]) -> None:
+        """Set the worker's bit. Blocks of one prefix mostly have the same holders: neighbours share one mask object."""
+        masks, bit = self._masks, _bit(slot)
+        seen, joined = 0, bit
+        for block in blocks:
+            mask = masks.get(block, 0)
+            if mask is not seen:
+                seen, joined = mask, mask | bit
+            masks[block] = joined
+
+    def _clear(self, slot: int, blocks: Iterable[int]) -> None:
+        """Clear the worker's bit, which is set, and forget blocks that nobody holds."""
+        masks, bit = self._masks, _bit(slot)
+        seen, rest = bit, 0
+        for block in blocks:
+            mask = masks[block]
+            if mask is not seen:
+                seen, rest = mask, mask ^ bit
+            if rest:
+                masks[block] = rest
+            else:
+                del masks[block]
+
+
+@cache
+def _bit(slot: int) -> int:
+    """One int object a slot, shared by all blocks that only this worker holds."""
+    return 1 << slot
+
+
+@lru_cache(maxsize=1024)
+def _slots(mask: int) -> tuple[int, ...]:
+    """The numbers of the bits that are set. Hot prefixes have few distinct masks, so most calls are look-ups."""
+    return tuple(slot for slot in range(mask.bit_length()) if mask >> slot & 1)
