@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -153,8 +153,8 @@ def option_name(field_name: str) -> str:
     return "--" + field_name.replace("_", "-")
 
 
-def click_options(cls: type[ProcessSettings]) -> Callable[[Command], Command]:
-    """Decorator: gives a click command one option for each field of `cls`, and `--config` for a YAML file.
+def click_options(cls: type[ProcessSettings], *, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Decorator: gives a click command one option for each field of `cls` but those in `without`, and `--config`.
 
     The command receives every field by name, None (or ()) where the option was not given, and `config: Path | None`:
 
@@ -164,7 +164,7 @@ def click_options(cls: type[ProcessSettings]) -> Callable[[Command], Command]:
     prefix = str(cls.model_config.get("env_prefix", ""))
 
     def decorate(command: Command) -> Command:
-        for name, field in reversed(cls.model_fields.items()):
+        for name, field in reversed([item for item in cls.model_fields.items() if item[0] not in without]):
             command = _option(name, field, prefix)(command)
         return click.option(
             "--config",
