@@ -1,0 +1,278 @@
+"""What a model is: the numbers that shape its forward pass, read from config.json or from GGUF metadata.
+
+One family is supported: decoder-only transformers with RMSNorm, rotary positions, grouped-query attention and a gated
+SiLU MLP. Everything that would silently change the result (another activation, an unknown RoPE scaling, quantized
+checkpoints, experts) is refused here with a message that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.model.errors import BrokenModel, ModelNotFound, UnsupportedModel
+from worker.model.gguf_file import GgufFile
+
+HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """All rotary frequencies are divided by one factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Low frequencies are divided by `factor`, high ones kept, and those between interpolated (Llama 3.1)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+RopeScaling = LinearScaling | Llama3Scaling
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of one model. Sizes in elements, lengths in tokens."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_context_tokens: int
+    """Positions the model was made for."""
+    sliding_window: int | None
+    """The model attends to no more than this many tokens back. Contexts up to the window need nothing special."""
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    """A bias on attention's output projection."""
+    mlp_bias: bool
+    qk_norm: bool
+    """RMSNorm of each head's query and key, before the rotation (Qwen3)."""
+    eos_token_ids: tuple[int, ...]
+    """Tokens that end a generation by default, sorted."""
+
+    @property
+    def usable_context_tokens(self) -> int:
+        """The longest context for which full attention is what the model was made with."""
+        return min(self.max_context_tokens, self.sliding_window or self.max_context_tokens)
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """K and V of one token over all layers, in bytes."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all weights; tied embeddings count once."""
+        query, key_value = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = self.hidden_size * (2 * query + 2 * key_value) + 2 * self.head_dim * self.qk_norm
+        attention += (query + 2 * key_value) * self.qkv_bias + self.hidden_size * self.output_bias
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        mlp += (2 * self.intermediate_size + self.hidden_size) * self.mlp_bias
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.num_layers * (attention + mlp + 2 * self.hidden_size) + self.hidden_size
+
+
+def load_config(path: Path) -> ModelConfig:
+    """The configuration of a Hugging Face directory or a GGUF file."""
+    if path.is_dir():
+        return config_from_directory(path)
+    return config_from_gguf(GgufFile(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of a model directory. Raises ModelNotFound or BrokenModel."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelNotFound(f"{path.parent} has no {path.name}: is it a Hugging Face model directory?") from error
+    except ValueError as error:
+        raise BrokenModel(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise BrokenModel(f"{path} does not hold a JSON object")
+    return content
+
+
+def config_from_directory(directory: Path) -> ModelConfig:
+    """Reads config.json, and generation_config.json for further end-of-sequence tokens.
+
+    Raises ModelNotFound, BrokenModel (a field is missing) or UnsupportedModel.
+    """
+    raw = read_json(directory / "config.json")
+    architecture = next(iter(raw.get("architectures") or []), "none named")
+    if architecture not in HF_ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{directory}: architecture {architecture} is not supported; supported are {', '.join(HF_ARCHITECTURES)}"
+        )
+    _refuse_unsupported_fields(raw, directory)
+    generation_path = directory / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    is_qwen2 = architecture == "Qwen2ForCausalLM"
+    attention_bias = bool(raw.get("attention_bias", False)) and architecture != "MistralForCausalLM"
+    try:
+        num_heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        return ModelConfig(
+            architecture=architecture,
+            vocab_size=int(raw["vocab_size"]),
+            hidden_size=hidden_size,
+            intermediate_size=int(raw["intermediate_size"]),
+            num_layers=int(raw["num_hidden_layers"]),
+            num_heads=num_heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
+            head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
+            rms_norm_eps=float(raw["rms_norm_eps"]),
+            rope_theta=_rope_theta(raw),
+            rope_scaling=_rope_scaling(raw, directory),
+            max_context_tokens=int(raw["max_position_embeddings"]),
+            sliding_window=_sliding_window(raw),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+            qkv_bias=is_qwen2 or attention_bias,
+            output_bias=attention_bias and not is_qwen2,
+            mlp_bias=bool(raw.get("mlp_bias", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            eos_token_ids=_token_ids(raw.get("eos_token_id"), generation.get("eos_token_id")),
+        )
+    except KeyError as error:
+        raise BrokenModel(f"{directory / 'config.json'} lacks the field {error}") from error
+    except (TypeError, ValueError) as error:
+        raise BrokenModel(f"{directory / 'config.json'} has a field of the wrong type: {error}") from error
+
+
+def _refuse_unsupported_fields(raw: dict[str, Any], directory: Path) -> None:
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise UnsupportedModel(f"{directory}: activation {activation!r} is not supported, only 'silu'")
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise UnsupportedModel(
+            f"{directory}: {method} checkpoints are not supported; use the unquantized directory or a GGUF file"
+        )
+    if float(raw.get("partial_rotary_factor") or 1) != 1:
+        raise UnsupportedModel(f"{directory}: a partial rotary factor is not supported")
+
+
+def _rope_parameters(raw: dict[str, Any]) -> dict[str, Any]:
+    """What older files call rope_scaling and newer ones rope_parameters; the latter hold rope_theta too."""
+    return dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+
+
+def _rope_theta(raw: dict[str, Any]) -> float:
+    return float(_rope_parameters(raw).get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+
+
+def _rope_scaling(raw: dict[str, Any], directory: Path) -> RopeScaling | None:
+    parameters = _rope_parameters(raw)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(float(parameters["factor"]))
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=float(parameters["factor"]),
+            low_freq_factor=float(parameters["low_freq_factor"]),
+            high_freq_factor=float(parameters["high_freq_factor"]),
+            original_context=int(parameters["original_max_position_embeddings"]),
+        )
+    raise UnsupportedModel(f"{directory}: RoPE scaling {kind!r} is not supported, only 'linear' and 'llama3'")
+
+
+def _sliding_window(raw: dict[str, Any]) -> int | None:
+    window = raw.get("sliding_window")
+    is_mistral = raw.get("model_type") == "mistral"  # for it the window alone says so; Qwen has a switch beside it
+    if not window or not raw.get("use_sliding_window", is_mistral):
+        return None
+    layers = raw.get("layer_types")
+    if layers and all(kind == "full_attention" for kind in layers):
+        return None
+    return int(window)
+
+
+def _token_ids(*values: int | list[int] | None) -> tuple[int, ...]:
+    """The union of fields that hold one id, several, or none."""
+    union: set[int] = set()
+    for value in values:
+        union.update([value] if isinstance(value, int) else value or [])
+    return tuple(sorted(union))
+
+
+def config_from_gguf(file: GgufFile) -> ModelConfig:
+    """Reads the metadata of a GGUF file. Raises BrokenModel (a key is missing) or UnsupportedModel."""
+    metadata = file.metadata
+    architecture = metadata.get("general.architecture", "none named")
+    if architecture not in GGUF_ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{file.path}: architecture {architecture} is not supported; supported are {', '.join(GGUF_ARCHITECTURES)}"
+        )
+
+    def field(name: str, default: Any = None) -> Any:
+        value = metadata.get(f"{architecture}.{name}", default)
+        if value is None:
+            raise BrokenModel(f"{file.path} lacks the metadata {architecture}.{name}")
+        if isinstance(value, list):
+            raise UnsupportedModel(f"{file.path}: {architecture}.{name} differs between layers, which is not supported")
+        return value
+
+    if metadata.get("split.count", 1) > 1:
+        raise UnsupportedModel(f"{file.path} is one part of several; join them with llama-gguf-split --merge")
+    if field("expert_count", 0):
+        raise UnsupportedModel(f"{file.path}: mixture-of-experts models are not supported")
+    try:
+        vocab_size = file.tensors["token_embd.weight"].shape[0]
+    except KeyError as error:
+        raise BrokenModel(f"{file.path} lacks the tensor token_embd.weight") from error
+    num_heads, hidden_size = field("attention.head_count"), field("embedding_length")
+    head_dim = field("attention.key_length", hidden_size // num_heads)
+    if field("rope.dimension_count", head_dim) != head_dim or field("attention.value_length", head_dim) != head_dim:
+        raise UnsupportedModel(
+            f"{file.path}: a partial rotation, or values of another size than keys, is not supported"
+        )
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=field("feed_forward_length"),
+        num_layers=field("block_count"),
+        num_heads=num_heads,
+        num_kv_heads=field("attention.head_count_kv", num_heads),
+        head_dim=head_dim,
+        rms_norm_eps=field("attention.layer_norm_rms_epsilon"),
+        rope_theta=field("rope.freq_base", 10_000.0),
+        rope_scaling=_gguf_rope_scaling(file, architecture),
+        max_context_tokens=field("context_length"),
+        sliding_window=field("attention.sliding_window", 0) or None,
+        tie_word_embeddings="output.weight" not in file.tensors,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        mlp_bias="blk.0.ffn_up.bias" in file.tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        eos_token_ids=_token_ids(
+            metadata.get("tokenizer.ggml.eos_token_id"), metadata.get("tokenizer.ggml.eot_token_id")
+        ),
+    )
+
+
+def _gguf_rope_scaling(file: GgufFile, architecture: str) -> RopeScaling | None:
+    """Llama 3's scaling is no metadata here: the file carries its divisors as the tensor rope_freqs.weight."""
+    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return LinearScaling(float(file.metadata[f"{architecture}.rope.scaling.factor"]))
+    raise UnsupportedModel(f"{file.path}: RoPE scaling {kind!r} is not supported, only 'linear'")

@@ -1,0 +1,110 @@
+"""The forward pass of the Llama family over a flat batch: tokens of all sequences one after another, no padding.
+
+    hidden [num_tokens, hidden_size]
+    each layer: hidden += output(attention(rotate(q), rotate(k), v))    q, k, v: one fused projection of norm(hidden)
+                hidden += down(silu(gate) * up)                        gate, up: another
+    logits = head(norm(hidden[output_rows]))                                   float32
+
+The model keeps no state between calls and knows neither sequences nor the KV cache: whoever calls it passes an
+`Attention`, which stores the new keys and values and attends over the right ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from worker.model.configuration import ModelConfig
+from worker.model.linear import Linear
+from worker.model.rotary import RotaryEmbedding, rotate
+
+
+class Attention(Protocol):
+    """What a layer asks for: keep K and V of the batch's tokens and attend with its queries."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim] ->
+        [num_tokens, num_heads * head_dim]. Each token attends to itself and all before it in its sequence.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of one layer; projections that read the same input are fused into one."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    query_norm: Tensor | None
+    """Per-head norms [head_dim] of models that have them."""
+    key_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """All weights of a model."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Linear
+    nbytes: int
+    """Memory of all this on the device; a tied head counts again where its backend keeps a copy."""
+
+
+class LlamaModel:
+    """One model on one device."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, rotary: RotaryEmbedding) -> None:
+        self.config = config
+        self.weights = weights
+        self._rotary = rotary
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and tables on the device."""
+        return self.weights.nbytes + self._rotary.nbytes
+
+    @torch.inference_mode()
+    def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention, output_rows: Tensor) -> Tensor:
+        """Logits float32 [len(output_rows), vocab_size] of the tokens at the given indices of the batch.
+
+        `input_ids` and `positions` are int64 [num_tokens]; `output_rows` is int64.
+        """
+        hidden = functional.embedding(input_ids, self.weights.embedding)
+        factors = self._rotary.at(positions)
+        for index, layer in enumerate(self.weights.layers):
+            hidden = hidden + self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
+            hidden = hidden + _mlp(layer, self._norm(hidden, layer.mlp_norm))
+        rows = self._norm(hidden.index_select(0, output_rows), self.weights.norm)
+        return self.weights.head(rows).float()
+
+    def _attend(
+        self, index: int, layer: LayerWeights, normed: Tensor, factors: tuple[Tensor, Tensor], attention: Attention
+    ) -> Tensor:
+        config = self.config
+        heads = layer.qkv(normed).view(len(normed), -1, config.head_dim)
+        num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
+        rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            q, k = rotated[:, :num_heads], rotated[:, num_heads:]
+            rotated = torch.cat((self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)), dim=1)
+        rotated = rotate(rotated, factors)  # q and k lie side by side and are rotated in one go
+        q, k = rotated[:, :num_heads], rotated[:, num_heads:]
+        return layer.output(attention(index, q, k, v))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+
+
+def _mlp(layer: LayerWeights, normed: Tensor) -> Tensor:
+    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+    return layer.down(functional.silu(gate) * up)

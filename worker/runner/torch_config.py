@@ -1,0 +1,37 @@
+"""How a torch runner is set up: plain data without torch, so that it travels to the runner's process."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Dtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
+AttentionName: TypeAlias = Literal["sdpa"]
+
+
+class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
+    """Settings of one `TorchRunner`. Sizes in bytes and tokens."""
+
+    model_path: str
+    """A Hugging Face directory or a GGUF file on this machine: what `worker.model.sources.resolve_model` gives."""
+    device: str = "cpu"
+    """As torch names it: "cpu", "cuda", "cuda:1"."""
+    dtype: Dtype = "auto"
+    """Of weights, activations and KV. auto: bfloat16 where the device is fast with it, else float32."""
+    device_memory_bytes: int | None = None
+    """What the worker may use of the device. None: on a GPU what is free, on a CPU half of the machine's memory."""
+    mem_fraction_static: float = 0.9
+    """Share of the memory left after the weights that the KV pool may take."""
+    max_total_tokens: int | None = None
+    """Cap on the KV pool."""
+    page_size: int = 16
+    chunked_prefill_size: int | None = None
+    """Prompt tokens computed in one step. None: by the device's memory."""
+    max_running_requests: int = 32
+    """Rows, and so sequences in a step."""
+    max_context_tokens: int | None = None
+    """Longest prompt + completion. None: what the model was made for, or what the KV pool holds when that is less."""
+    num_threads: int = 1
+    """Threads of torch on a CPU."""
+    attention: AttentionName = "sdpa"
