@@ -147,6 +147,11 @@ class EngineHandle(Protocol):
         ...
 
     @property
+    def last_ready(self) -> Ready | None:
+        """What the runner said when it was last ready; kept while the engine restarts. None before the first time."""
+        ...
+
+    @property
     def num_open(self) -> int:
         """Requests submitted and not ended."""
         ...

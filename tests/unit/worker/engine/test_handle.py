@@ -1,0 +1,123 @@
+"""A request's stream: what it yields, and that it has one terminal outcome."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from radixfleet.errors import InternalError, InvalidRequest, RadixfleetError, Unavailable
+from radixfleet.types import FinishReason
+from worker.core.messages import Admitted, Ended, Output
+from worker.engine.handle import Progress, RequestStream
+
+ADMITTED = Admitted(uid=1, cached_tokens=16, at_s=2.0)
+STOP = Ended(uid=1, reason=FinishReason.STOP, matched_token_id=9)
+
+
+class Abandoned(list[int]):
+    """Takes the place of the handle: remembers who was abandoned."""
+
+    def __call__(self, stream: RequestStream) -> None:
+        self.append(stream.uid)
+
+
+@pytest.fixture
+def abandoned() -> Abandoned:
+    return Abandoned()
+
+
+@pytest.fixture
+def stream(abandoned: Abandoned) -> RequestStream:
+    return RequestStream(1, abandoned)
+
+
+async def test_what_is_pending_comes_as_one_progress(stream: RequestStream) -> None:
+    for event in (ADMITTED, Output(1, 7), Output(1, 8)):
+        stream.feed(event)
+    assert await anext(stream) == Progress(ADMITTED, [7, 8], None)
+    stream.feed(Output(1, 9))
+    stream.feed(STOP)
+    assert await anext(stream) == Progress(None, [9], STOP)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_a_reader_waits_until_there_is_something(stream: RequestStream) -> None:
+    reader = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    assert not reader.done()
+    stream.feed(Output(1, 7))
+    assert (await reader).token_ids == [7]
+
+
+async def test_a_reader_that_is_cancelled_while_waiting_loses_nothing(stream: RequestStream) -> None:
+    reader = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    stream.feed(Output(1, 7))
+    reader.cancel()
+    await asyncio.wait([reader])
+    assert (await anext(stream)).token_ids == [7]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("INVALID_ARGUMENT", InvalidRequest),
+        ("INTERNAL", InternalError),
+        ("UNAVAILABLE", Unavailable),
+        ("NO_SUCH_CODE", InternalError),
+    ],
+)
+async def test_a_failure_is_raised_after_the_tokens_before_it(
+    stream: RequestStream, code: str, kind: type[RadixfleetError]
+) -> None:
+    stream.feed(Output(1, 7))
+    stream.feed(Ended(1, None, code=code, message="too long"))
+    assert (await anext(stream)).token_ids == [7]
+    with pytest.raises(kind, match="too long"):
+        await anext(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_nothing_follows_the_terminal_outcome(stream: RequestStream, abandoned: Abandoned) -> None:
+    """Behaviour 4: no output after the finish."""
+    stream.feed(STOP)
+    stream.feed(Output(1, 7))
+    stream.feed(Ended(1, FinishReason.ABORT))
+    stream.fail(Unavailable("gone"))
+    stream.close()
+    assert [progress async for progress in stream] == []
+    assert abandoned == []
+
+
+async def test_the_end_is_read_once_and_then_the_stream_is_over(stream: RequestStream) -> None:
+    stream.feed(STOP)
+    assert [progress.ended async for progress in stream] == [STOP]
+
+
+async def test_leaving_the_block_aborts_a_request_that_runs(stream: RequestStream, abandoned: Abandoned) -> None:
+    """Behaviour 6: a reader that goes away ends its request, once."""
+    with stream:
+        stream.feed(Output(1, 7))
+    stream.close()
+    assert abandoned == [1]
+    stream.feed(Output(1, 8))
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_closing_wakes_a_reader(stream: RequestStream) -> None:
+    reader = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    stream.close()
+    with pytest.raises(StopAsyncIteration):
+        await reader
+
+
+async def test_an_engine_that_is_lost_ends_the_stream_with_its_error(stream: RequestStream) -> None:
+    stream.fail(Unavailable("the worker's engine restarted", retry_after_s=1.0))
+    with pytest.raises(Unavailable) as caught:
+        await anext(stream)
+    assert caught.value.retry_after_s == 1.0

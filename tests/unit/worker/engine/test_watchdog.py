@@ -1,0 +1,59 @@
+"""When an engine counts as stuck."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from radixfleet.types import Load
+from worker.core.messages import Report
+from worker.engine.watchdog import Watchdog
+
+NONE = np.empty(0, dtype=np.uint64)
+
+
+def report(steps: int, *, running: int = 0, waiting: int = 0, step_age_s: float = 0.0) -> Report:
+    return Report(
+        load=Load(running_requests=running, waiting_requests=waiting),
+        evicted_blocks=NONE,
+        added_blocks=NONE,
+        counters={"steps": float(steps)},
+        step_age_s=step_age_s,
+        step_s=[],
+        bubble_s=[],
+    )
+
+
+def still_s_after(*reports: Report | None) -> float:
+    watchdog = Watchdog(tick_s=2.0)
+    for each in reports:
+        watchdog.tick(each)
+    return watchdog.still_s
+
+
+def test_an_idle_engine_that_reports_is_alive() -> None:
+    assert still_s_after(*(report(5) for _ in range(10))) == 0
+
+
+def test_an_engine_that_steps_is_alive() -> None:
+    assert still_s_after(*(report(step, running=3) for step in range(1, 10))) == 0
+
+
+def test_silence_is_counted() -> None:
+    last = report(5)
+    assert still_s_after(last, last, last) == 4.0
+
+
+def test_an_engine_that_never_reported_is_counted_too() -> None:
+    assert still_s_after(None, None) == 4.0
+
+
+@pytest.mark.parametrize(
+    "work", [{"running": 1}, {"waiting": 1}, {"step_age_s": 0.5}], ids=["running", "waiting", "a step in flight"]
+)
+def test_work_without_steps_is_counted_although_reports_come(work: dict[str, float]) -> None:
+    assert still_s_after(*(report(5, **work) for _ in range(4))) == 6.0  # type: ignore[arg-type]
+
+
+def test_one_more_step_ends_the_count() -> None:
+    assert still_s_after(report(5, running=1), report(5, running=1), report(6, running=1)) == 0

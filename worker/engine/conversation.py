@@ -1,0 +1,220 @@
+"""The front's half of the conversation with an engine, however messages travel: open streams, status, listeners."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import structlog
+
+from radixfleet.errors import RadixfleetError, Unavailable
+from radixfleet.types import Incarnation, WorkerStatus
+from worker.core.messages import (
+    Abort,
+    Admitted,
+    EngineMessage,
+    Flush,
+    Flushed,
+    FrontMessage,
+    LoadFailed,
+    Output,
+    Ready,
+    Report,
+    StepOutputs,
+    Submit,
+)
+from worker.engine.handle import EngineLoadError, Listener, Notice, RequestStream, StateChange
+
+log = structlog.get_logger(__name__)
+
+_RETRY_AFTER_S = 1.0
+_REFUSALS = {
+    WorkerStatus.LOADING: "the worker is loading its model; try again soon",
+    WorkerStatus.FAILED: "the worker's engine has failed; try another worker, or this one later",
+}
+
+
+class Conversation(ABC):
+    """All of `EngineHandle` but `start` and `stop`. A subclass carries messages: it gives `_send`, and calls `_hear`.
+
+    One level of inheritance instead of a delegate, because the two handles would otherwise repeat eleven methods each.
+    """
+
+    def __init__(self) -> None:
+        self._status = WorkerStatus.LOADING
+        self._incarnation = _new_incarnation()
+        self._last_report: Report | None = None
+        self._streams: dict[int, RequestStream] = {}
+        self._flushes: dict[int, asyncio.Future[Flushed]] = {}
+        self._uids = itertools.count(1)
+        self._tickets = itertools.count(1)
+        self._listeners: list[Listener] = []
+        self._loaded = asyncio.Event()
+        """Loading has ended, well or badly."""
+        self._ready: Ready | None = None
+        self._load_error = ""
+        self._stopping = False
+
+    @abstractmethod
+    def _send(self, message: FrontMessage) -> None:
+        """Carry a message to the engine. Never blocks, never raises."""
+
+    @property
+    def status(self) -> WorkerStatus:
+        """See EngineHandle, here and below."""
+        return self._status
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Of the engine that serves, or that is to serve next."""
+        return self._incarnation
+
+    @property
+    def last_report(self) -> Report | None:
+        """None until the first of this incarnation."""
+        return self._last_report
+
+    @property
+    def last_ready(self) -> Ready | None:
+        """Kept while the engine restarts; set before the status becomes SERVING."""
+        return self._ready
+
+    @property
+    def num_open(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._streams)
+
+    async def ready(self) -> Ready:
+        """Wait for loading to end."""
+        await self._loaded.wait()
+        if self._ready is None:
+            raise EngineLoadError(self._load_error)
+        return self._ready
+
+    def next_uid(self) -> int:
+        """Unique in the life of the handle, so also in that of each engine."""
+        return next(self._uids)
+
+    def submit(self, request: Submit) -> RequestStream:
+        """Hand over a request."""
+        self._require_serving()
+        stream = RequestStream(request.uid, self._abandon)
+        self._streams[request.uid] = stream
+        self._send(request)
+        return stream
+
+    def abort(self, uid: int) -> None:
+        """Ask for a request's end; its stream ends when the engine says so."""
+        if uid in self._streams:
+            self._send(Abort(uid))
+
+    async def flush(self) -> Flushed:
+        """Drop evictable prefixes."""
+        self._require_serving()
+        ticket = next(self._tickets)
+        answer: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
+        self._flushes[ticket] = answer
+        self._send(Flush(ticket))
+        try:
+            return await answer
+        finally:
+            self._flushes.pop(ticket, None)
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Add a listener."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _require_serving(self) -> None:
+        if self._stopping:
+            raise _shutting_down()
+        if self._status is not WorkerStatus.SERVING:
+            raise Unavailable(_REFUSALS[self._status], retry_after_s=_RETRY_AFTER_S)
+
+    def _abandon(self, stream: RequestStream) -> None:
+        """The reader of a stream went away: end the request, and let the engine's answer find nobody."""
+        del self._streams[stream.uid]
+        self._send(Abort(stream.uid))
+
+    def _hear(self, message: EngineMessage) -> None:
+        """Act on what the engine says."""
+        match message:
+            case StepOutputs():
+                self._deliver(message)
+            case Report():
+                self._last_report = message
+                self._notify(message)
+            case Flushed(ticket=ticket):
+                answer = self._flushes.get(ticket)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            case Ready():
+                self._ready = message
+                self._loaded.set()
+                self._enter(WorkerStatus.SERVING)
+            case LoadFailed(message=why):
+                self._load_error = why
+
+    def _deliver(self, step: StepOutputs) -> None:
+        """Feed the streams, in the engine's order. A stream that was abandoned is not there any more."""
+        events: tuple[Admitted | Output, ...] = (*step.admitted, *step.outputs)
+        for event in events:
+            stream = self._streams.get(event.uid)
+            if stream is not None:
+                stream.feed(event)
+        for ended in step.ended:
+            stream = self._streams.pop(ended.uid, None)
+            if stream is not None:
+                stream.feed(ended)
+
+    def _enter(self, status: WorkerStatus, message: str = "", *, final: bool = False) -> None:
+        """Change the status, and say so."""
+        self._status = status
+        self._notify(StateChange(status, self._incarnation, message, final))
+
+    def _lose_engine(self, why: str) -> None:
+        """The engine is gone, and its cache and running requests with it."""
+        self._incarnation = _new_incarnation()
+        self._last_report = None
+        self._enter(WorkerStatus.FAILED, why)
+        self._fail_requests(_shutting_down() if self._stopping else _restarted())
+
+    def _fail_loading(self, why: str) -> None:
+        """The engine cannot start at all."""
+        self._load_error = why
+        self._loaded.set()
+        self._enter(WorkerStatus.FAILED, why, final=True)
+
+    def _fail_requests(self, error: RadixfleetError) -> None:
+        """End all that wait for the engine."""
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(error)
+        for answer in self._flushes.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+    def _notify(self, notice: Notice) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(notice)
+            except Exception:
+                log.exception("a listener to the engine raised")
+
+
+def _new_incarnation() -> Incarnation:
+    return Incarnation(secrets.randbits(63) + 1)
+
+
+def _restarted() -> Unavailable:
+    return Unavailable(
+        "the worker's engine restarted while it served this request; send the request again",
+        retry_after_s=_RETRY_AFTER_S,
+    )
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("the worker is shutting down; send the request to another worker")

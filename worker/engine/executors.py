@@ -1,0 +1,74 @@
+"""Where steps are executed: the runner of this process, or one in a process of its own. Both strictly in order."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from worker.core import codec
+from worker.core.step import StepPlan, StepResult
+from worker.engine.wire import FrameSocket
+from worker.runner.protocol import Runner
+
+
+class Executor(Protocol):
+    """Takes plans and gives results, in the order of the plans."""
+
+    def launch(self, plan: StepPlan) -> None:
+        """Hand a step over; a runner process executes it meanwhile."""
+        ...
+
+    def results(self) -> list[StepResult]:
+        """The results that have come since the last call. Never waits for another process."""
+        ...
+
+
+class InlineExecutor:
+    """Runs steps on the caller's thread, for tests and for one-process workers.
+
+    Up to `max_in_flight` steps lie here before the oldest is run: with two of them, the scheduler plans and launches a
+    step before it knows the tokens of the one before, as it does with a runner process. `advance` runs the oldest when
+    no further step will come without its result.
+    """
+
+    def __init__(self, runner: Runner, *, max_in_flight: int) -> None:
+        self._runner = runner
+        self._max_in_flight = max_in_flight
+        self._launched: deque[StepPlan] = deque()
+        self._results: list[StepResult] = []
+
+    def launch(self, plan: StepPlan) -> None:
+        """Hand a step over, and run the oldest if that makes the pipeline full."""
+        self._launched.append(plan)
+        if len(self._launched) >= self._max_in_flight:
+            self.advance()
+
+    def advance(self) -> bool:
+        """Run the oldest step. False when there is none."""
+        if not self._launched:
+            return False
+        self._results.append(self._runner.run(self._launched.popleft()))
+        return True
+
+    def results(self) -> list[StepResult]:
+        """The results of the steps run since the last call."""
+        results, self._results = self._results, []
+        return results
+
+
+class ProcessExecutor:
+    """Sends steps to a runner process, where step N+1 lies ready when step N ends.
+
+    `results` raises PeerClosed when the runner process is gone.
+    """
+
+    def __init__(self, runner_end: FrameSocket) -> None:
+        self._socket = runner_end
+
+    def launch(self, plan: StepPlan) -> None:
+        """Send a step."""
+        self._socket.send(codec.encode(plan))
+
+    def results(self) -> list[StepResult]:
+        """The results that have arrived."""
+        return [codec.decode_result(frame) for frame in self._socket.receive()]

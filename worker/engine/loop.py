@@ -1,0 +1,170 @@
+"""The engine's loop: ingest -> plan -> launch -> settle, turn after turn, on the one thread that owns the scheduler.
+
+    ingest   apply what the front says: submit, abort, flush, stop
+    plan     ask the scheduler for a step, if one more may be in flight
+    launch   hand it to the executor
+    settle   commit the results that have come; tell the front all that this turn brought, in one message
+
+Overlapped and serial are the same acts. Overlapped, two steps may be in flight: step N+1 is planned and launched while
+N runs, and the device never waits for the scheduler. Serial, one. When a turn has done nothing, the caller waits for a
+message or a result, at most until the next report is due.
+
+The loop knows nothing of processes: messages, results and time come through what it is given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+import structlog
+
+from radixfleet.clock import Clock
+from worker.core.messages import Abort, EngineMessage, Flush, Flushed, FrontMessage, Report, Stop, Submit
+from worker.core.step import StepPlan
+from worker.engine.counters import LoopCounters, StepTimes
+from worker.engine.executors import Executor
+from worker.scheduling.scheduler import Scheduler
+
+log = structlog.get_logger(__name__)
+
+REPORT_CHANGED_S = 0.05
+REPORT_ALIVE_S = 0.5
+CHECK_EVERY_S = 60.0
+"""Least time between two checks of all invariants, which are made when the engine falls idle."""
+
+
+class Mailbox(Protocol):
+    """The engine's side of the conversation with its front."""
+
+    def receive(self) -> list[FrontMessage]:
+        """What has come since the last call, in order. Never waits."""
+        ...
+
+    def send(self, message: EngineMessage) -> None:
+        """Tell the front. Never waits."""
+        ...
+
+
+class EngineLoop:
+    """Drives one scheduler. `turn` is called from one thread only, until `finished`."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, mailbox: Mailbox, clock: Clock, *, overlap: bool
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._mailbox = mailbox
+        self._clock = clock
+        self._max_in_flight = 2 if overlap else 1
+        self._launched_s: deque[float] = deque()
+        """When each step in flight was launched."""
+        self._last_result_s = clock.now()
+        self._stopping = False
+        self._counters = LoopCounters()
+        self._times = StepTimes(self._counters)
+        self._reported_s = clock.now()
+        self._changed = True
+        """Something happened since the last report."""
+        self._checked_s = clock.now()
+        self._unchecked = False
+
+    @property
+    def finished(self) -> bool:
+        """Told to stop, and nothing is in flight."""
+        return self._stopping and not self._launched_s
+
+    @property
+    def wait_s(self) -> float:
+        """How long an idle engine may wait before its next turn, for a report to be on time."""
+        return max(0.0, self._report_due_s - self._clock.now())
+
+    @property
+    def _report_due_s(self) -> float:
+        return self._reported_s + (REPORT_CHANGED_S if self._changed else REPORT_ALIVE_S)
+
+    def turn(self) -> bool:
+        """The four acts, then a report if one is due. False when there was nothing to do but that."""
+        began_s = self._clock.now()
+        heard = self._ingest()
+        plan = self._plan()
+        self._counters.scheduling_s += self._clock.now() - began_s
+        if plan is not None:
+            self._launch(plan)
+        settled = self._settle()
+        busy = heard or settled or plan is not None
+        self._changed |= busy
+        self._unchecked |= busy
+        if self._clock.now() >= self._report_due_s:
+            self._report()
+        return busy
+
+    def _ingest(self) -> bool:
+        """Apply what the front says. True when it said anything."""
+        messages = self._mailbox.receive()
+        had_work = self._scheduler.has_work
+        for message in messages:
+            match message:
+                case Submit():
+                    self._scheduler.submit(message)
+                case Abort(uid=uid):
+                    self._scheduler.abort(uid)
+                case Flush(ticket=ticket):
+                    flushed_tokens, kept_tokens = self._scheduler.flush()
+                    self._mailbox.send(Flushed(ticket, flushed_tokens, kept_tokens))
+                case Stop():
+                    self._stopping = True
+        if self._scheduler.has_work and not had_work:
+            self._times.work_came(self._clock.now())
+        return bool(messages)
+
+    def _plan(self) -> StepPlan | None:
+        """A step, if one more may be in flight and there is one to make."""
+        if self._stopping or len(self._launched_s) >= self._max_in_flight:
+            return None
+        return self._scheduler.plan()
+
+    def _launch(self, plan: StepPlan) -> None:
+        """Hand a step to the executor."""
+        self._launched_s.append(self._clock.now())
+        self._executor.launch(plan)
+
+    def _settle(self) -> bool:
+        """Commit the results that have come, and tell the front what the turn brought. True when any result came."""
+        results = self._executor.results()
+        began_s = self._clock.now()
+        for result in results:
+            self._scheduler.commit(result)
+            self._times.ended(result)
+            self._launched_s.popleft()
+            self._last_result_s = began_s
+            if result.error is not None:
+                log.error("a step failed as a whole", step=result.step, error=result.error)
+        outputs = self._scheduler.drain()
+        if outputs is not None:
+            self._mailbox.send(outputs)
+        self._counters.scheduling_s += self._clock.now() - began_s
+        return bool(results)
+
+    def _report(self) -> None:
+        """Send the state of the engine. Now and then, an idle engine that has worked verifies its books first."""
+        now_s = self._clock.now()
+        if self._unchecked and not self._scheduler.has_work and now_s - self._checked_s >= CHECK_EVERY_S:
+            self._checked_s = now_s
+            self._unchecked = False
+            self._scheduler.check()
+        evicted, added = self._scheduler.cache.block_events.drain()
+        step_s, bubble_s = self._times.take()
+        self._reported_s = now_s
+        self._changed = False
+        self._mailbox.send(
+            Report(
+                load=self._scheduler.load(),
+                evicted_blocks=evicted,
+                added_blocks=added,
+                counters=self._scheduler.counters.as_dict() | self._counters.as_dict(),
+                step_age_s=now_s - max(self._launched_s[0], self._last_result_s) if self._launched_s else 0.0,
+                step_s=step_s,
+                bubble_s=bubble_s,
+            )
+        )

@@ -1,0 +1,34 @@
+"""Tells an engine that is stuck from one that is idle or slow, by its reports. Pure: the caller keeps the time."""
+
+from __future__ import annotations
+
+from worker.core.messages import Report
+
+
+class Watchdog:
+    """Counts the time without progress, one tick at a time.
+
+    There is progress when a report has come since the last tick and either the engine has nothing to do or it has ended
+    a step since. So this sees an engine that says nothing (stopped, spinning), one whose runner does not answer (a step
+    in flight for ever), and one that has work but plans none. Time is counted in ticks that were really made: a front
+    that itself stood still for a minute does not take its engine for dead.
+    """
+
+    def __init__(self, tick_s: float) -> None:
+        self._tick_s = tick_s
+        self._report: Report | None = None
+        self._steps = 0.0
+        self.still_s = 0.0
+        """How long there has been no progress."""
+
+    def tick(self, newest: Report | None) -> None:
+        """`tick_s` have passed; `newest` is the last report of this incarnation."""
+        progress = newest is not None and newest is not self._report and self._moved(newest)
+        self.still_s = 0.0 if progress else self.still_s + self._tick_s
+        self._report = newest
+
+    def _moved(self, report: Report) -> bool:
+        steps, self._steps = self._steps, report.counters["steps"]
+        load = report.load
+        has_work = report.step_age_s > 0 or load.running_requests > 0 or load.waiting_requests > 0
+        return not has_work or report.counters["steps"] > steps
