@@ -1,0 +1,279 @@
+"""What a client hears from a router or a worker, as frozen values, and how they are read from the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from radixfleet import convert
+from radixfleet.errors import InternalError
+from radixfleet.types import (
+    Capacity,
+    ExecutionId,
+    FinishReason,
+    Incarnation,
+    Load,
+    MemoryPools,
+    ModelInfo,
+    TokenArray,
+    Usage,
+    WorkerId,
+    WorkerStatus,
+)
+from radixfleet.v1 import fleet_pb2, inference_pb2, worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecision:
+    """How the router chose."""
+
+    policy: str
+    reason: str
+    predicted_cached_tokens: int
+    retries: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """First event: the prompt is being computed."""
+
+    request_id: str
+    execution_id: ExecutionId
+    worker_id: WorkerId
+    prompt_tokens: int
+    cached_tokens: int
+    route: RouteDecision | None
+    """None from a worker that was called directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens and the text that they made certain."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Last event. `text` belongs after that of the last Delta."""
+
+    reason: FinishReason
+    text: str
+    usage: Usage
+    matched_stop: str | None
+    matched_token_id: int | None
+
+
+Event: TypeAlias = Started | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole generation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    started: Started
+    finished: Finished
+    ttft_s: float
+    """From the call to the first token, seen from here. The whole time when there was no token."""
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """Identity, model, capacity and memory of a worker. What it does not know while loading is zero or empty."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    status: WorkerStatus
+    model: ModelInfo
+    capacity: Capacity
+    memory: MemoryPools
+    version: str
+    block_scheme: int
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEntry:
+    """A worker as the router sees it."""
+
+    worker_id: WorkerId
+    address: str
+    status: WorkerStatus
+    connected: bool
+    info: WorkerInfo
+    load: Load
+    booked_requests: int
+    booked_prompt_tokens: int
+    sketch_blocks: int
+    approximate: bool
+    ineligible_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one worker would cost for a prompt."""
+
+    worker_id: WorkerId
+    address: str
+    eligible: bool
+    ineligible_reason: str
+    matched_blocks: int
+    matched_tokens: int
+    uncached_tokens: int
+    outstanding_prompt_tokens: int
+    running_requests: int
+    cost: float
+    approximate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Where a prompt would go now, and why."""
+
+    policy: str
+    worker_id: WorkerId
+    """Empty when no worker is eligible."""
+    reason: str
+    prompt_tokens: int
+    prompt_blocks: int
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where to send a request oneself, and the lease that accounts for it."""
+
+    worker_id: WorkerId
+    address: str
+    lease_id: str
+    token_ids: TokenArray
+    decision: RouteDecision
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainOutcome:
+    """How the requests of a drained worker ended."""
+
+    finished_requests: int
+    aborted_requests: int
+
+
+def event(message: inference_pb2.GenerateResponse) -> Event:
+    """One message of a Generate stream."""
+    kind = message.WhichOneof("event")
+    if kind == "delta":
+        return Delta(token_ids=tuple(message.delta.token_ids), text=message.delta.text)
+    if kind == "started":
+        return _started(message.started)
+    if kind == "finished":
+        return _finished(message.finished)
+    raise InternalError("the server sent an event that this version of radixfleet does not know")
+
+
+def _started(message: inference_pb2.Started) -> Started:
+    return Started(
+        request_id=message.request_id,
+        execution_id=ExecutionId(message.execution_id),
+        worker_id=WorkerId(message.worker_id),
+        prompt_tokens=message.prompt_tokens,
+        cached_tokens=message.cached_tokens,
+        route=route_decision(message.route) if message.HasField("route") else None,
+    )
+
+
+def _finished(message: inference_pb2.Finished) -> Finished:
+    matched = message.WhichOneof("matched")
+    return Finished(
+        reason=convert.finish_reason(message.reason),
+        text=message.text,
+        usage=convert.usage(message.usage),
+        matched_stop=message.matched_stop if matched == "matched_stop" else None,
+        matched_token_id=message.matched_token_id if matched == "matched_token_id" else None,
+    )
+
+
+def route_decision(message: inference_pb2.RouteDecision) -> RouteDecision:
+    """From the wire."""
+    return RouteDecision(
+        policy=message.policy,
+        reason=message.reason,
+        predicted_cached_tokens=message.predicted_cached_tokens,
+        retries=message.retries,
+    )
+
+
+def worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
+    """From the wire."""
+    return WorkerInfo(
+        worker_id=WorkerId(message.worker_id),
+        incarnation=Incarnation(message.incarnation),
+        status=convert.worker_status(message.status),
+        model=convert.model_info(message.model),
+        capacity=convert.capacity(message.capacity),
+        memory=convert.memory_pools(message.memory),
+        version=message.version,
+        block_scheme=message.block_scheme,
+        block_tokens=message.block_tokens,
+    )
+
+
+def worker_entry(message: fleet_pb2.WorkerEntry) -> WorkerEntry:
+    """From the wire."""
+    return WorkerEntry(
+        worker_id=WorkerId(message.worker_id),
+        address=message.address,
+        status=convert.worker_status(message.status),
+        connected=message.connected,
+        info=worker_info(message.info),
+        load=convert.load(message.load),
+        booked_requests=message.booked_requests,
+        booked_prompt_tokens=message.booked_prompt_tokens,
+        sketch_blocks=message.sketch_blocks,
+        approximate=message.approximate,
+        ineligible_reason=message.ineligible_reason,
+    )
+
+
+def explanation(message: fleet_pb2.ExplainResponse) -> Explanation:
+    """From the wire."""
+    return Explanation(
+        policy=message.policy,
+        worker_id=WorkerId(message.worker_id),
+        reason=message.reason,
+        prompt_tokens=message.prompt_tokens,
+        prompt_blocks=message.prompt_blocks,
+        candidates=tuple(_candidate(candidate) for candidate in message.candidates),
+    )
+
+
+def _candidate(message: fleet_pb2.Candidate) -> Candidate:
+    return Candidate(
+        worker_id=WorkerId(message.worker_id),
+        address=message.address,
+        eligible=message.eligible,
+        ineligible_reason=message.ineligible_reason,
+        matched_blocks=message.matched_blocks,
+        matched_tokens=message.matched_tokens,
+        uncached_tokens=message.uncached_tokens,
+        outstanding_prompt_tokens=message.outstanding_prompt_tokens,
+        running_requests=message.running_requests,
+        cost=message.cost,
+        approximate=message.approximate,
+    )
+
+
+def route(message: fleet_pb2.RouteResponse) -> Route:
+    """From the wire."""
+    return Route(
+        worker_id=WorkerId(message.worker_id),
+        address=message.address,
+        lease_id=message.lease_id,
+        token_ids=convert.unpack_tokens(message.token_ids),
+        decision=route_decision(message.decision),
+        lease_s=message.lease_s,
+    )

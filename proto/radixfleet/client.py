@@ -1,0 +1,284 @@
+"""A client for a router or a worker: streaming, deadline, cancel and retry.
+
+    async with Client("127.0.0.1:7070") as client:
+        async for event in client.generate([{"role": "user", "content": "Hello"}], max_new_tokens=64):
+            ...
+
+- Deadline: `timeout_s` holds for all tries together.
+- Cancel: leaving the loop (break, an exception, cancelling the task) ends the request on the server.
+- Retry: only before the first token, so no text is ever repeated; see `RetryPolicy`.
+Errors are those of `radixfleet.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from random import Random
+from types import TracebackType
+from typing import Any, Unpack
+
+import grpc.aio
+import numpy as np
+from google.protobuf.message import Message
+
+from radixfleet import answers, convert
+from radixfleet.answers import (
+    Completion,
+    Delta,
+    DrainOutcome,
+    Event,
+    Explanation,
+    Finished,
+    Route,
+    Started,
+    WorkerEntry,
+    WorkerInfo,
+)
+from radixfleet.channel import open_channel
+from radixfleet.clock import Clock, MonotonicClock
+from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
+from radixfleet.errors import DeadlineExceeded, InternalError, RadixfleetError
+from radixfleet.retry import RetryPolicy
+from radixfleet.status import error_from_rpc
+from radixfleet.types import ModelInfo, TokenArray
+from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+
+class Client:
+    """One connection to a router or a worker. Use as an async context manager, from one event loop."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        retry: RetryPolicy | None = None,
+        timeout_s: float | None = None,
+        clock: Clock | None = None,
+        random: Random | None = None,
+    ) -> None:
+        """`address`: host:port. `timeout_s`: for calls that are given none; None waits forever."""
+        self._channel = open_channel(address)
+        self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._fleet = fleet_pb2_grpc.FleetStub(self._channel)
+        self._worker = worker_pb2_grpc.WorkerStub(self._channel)
+        self._retry = retry or RetryPolicy()
+        self._timeout_s = timeout_s
+        self._clock = clock or MonotonicClock()
+        self._random = random or Random()  # noqa: S311  spreads retries, guards nothing
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End what is running and close the connection."""
+        await self._channel.close(None)
+
+    # Inference: a router or a worker answers.
+
+    async def generate(
+        self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
+    ) -> AsyncGenerator[Event, None]:
+        """The events of one generation: one Started, any number of Delta, one Finished.
+
+        Started is held back until the first token, because until then the request may be tried again. The request ends
+        on the server when the iterator is closed or dropped. Raises RadixfleetError.
+        """
+        request = generate_request(prompt, options)
+        deadline = self._deadline(timeout_s)
+        retry = 0
+        while True:
+            begun = False
+            try:
+                async with aclosing(self._try_generate(request, self._left_s(deadline))) as events:
+                    async for event in events:
+                        begun = True
+                        yield event
+            except RadixfleetError as error:
+                if begun:
+                    raise
+                await self._wait_for_retry(error, retry, deadline)
+                retry += 1
+            else:
+                return
+
+    async def _try_generate(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[Event, None]:
+        call = self._inference.Generate(request, timeout=timeout_s)
+        held: list[Event] = []
+        finished: Finished | None = None
+        try:
+            async for message in call:
+                event = answers.event(message)
+                if isinstance(event, Finished):
+                    finished = event  # goes out with the status: a caller that leaves then has nothing left to cancel
+                    continue
+                held.append(event)
+                if isinstance(event, Delta):
+                    for item in held:
+                        yield item
+                    held.clear()
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        finally:
+            call.cancel()
+        if finished is None:
+            raise InternalError("the stream ended without its Finished message: the answer is not whole")
+        for item in (*held, finished):
+            yield item
+
+    async def complete(
+        self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Completion:
+        """One whole generation. Arguments and errors of `generate`."""
+        begun_s = self._clock.now()
+        first_s: float | None = None
+        started: Started | None = None
+        finished: Finished | None = None
+        texts: list[str] = []
+        token_ids: list[int] = []
+        async for event in self.generate(prompt, timeout_s=timeout_s, **options):
+            if isinstance(event, Started):
+                started = event
+                continue
+            first_s = self._clock.now() if first_s is None else first_s
+            texts.append(event.text)
+            if isinstance(event, Delta):
+                token_ids += event.token_ids
+            else:
+                finished = event
+        if started is None or finished is None or first_s is None:
+            raise InternalError("the server sent no Started message")
+        return Completion(
+            text="".join(texts),
+            token_ids=tuple(token_ids),
+            started=started,
+            finished=finished,
+            ttft_s=first_s - begun_s,
+            total_s=self._clock.now() - begun_s,
+        )
+
+    async def tokenize(self, prompt: PromptInput, *, model: str = "", timeout_s: float | None = None) -> TokenArray:
+        """The token ids that `generate` would compute on."""
+        request = inference_pb2.TokenizeRequest(model=utf8(model, "model"), prompt=prompt_to_pb(prompt))
+        response = await self._call(self._inference.Tokenize, request, timeout_s)
+        return np.array(response.token_ids, dtype=np.uint32)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int] | TokenArray,
+        *,
+        model: str = "",
+        skip_special_tokens: bool = True,
+        timeout_s: float | None = None,
+    ) -> str:
+        """The text of token ids."""
+        request = inference_pb2.DetokenizeRequest(
+            model=utf8(model, "model"),
+            token_ids=token_array(token_ids, "token_ids").tolist(),
+            skip_special_tokens=skip_special_tokens,
+        )
+        response: inference_pb2.DetokenizeResponse = await self._call(self._inference.Detokenize, request, timeout_s)
+        return response.text
+
+    async def model_info(self, model: str = "", *, timeout_s: float | None = None) -> ModelInfo:
+        """One served model; "" for the only one."""
+        request = inference_pb2.GetModelInfoRequest(model=utf8(model, "model"))
+        return convert.model_info(await self._call(self._inference.GetModelInfo, request, timeout_s))
+
+    # Fleet: a router answers.
+
+    async def route(
+        self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Route:
+        """Books a worker for a request that the caller sends there itself, with the answer's lease_id and token_ids."""
+        request = fleet_pb2.RouteRequest(request=generate_request(prompt, options))
+        return answers.route(await self._call(self._fleet.Route, request, timeout_s))
+
+    async def explain(
+        self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
+    ) -> Explanation:
+        """Where the prompt would go now, and why. Changes nothing."""
+        request = fleet_pb2.ExplainRequest(request=generate_request(prompt, options))
+        return answers.explanation(await self._call(self._fleet.Explain, request, timeout_s))
+
+    async def list_workers(self, *, timeout_s: float | None = None) -> list[WorkerEntry]:
+        """Every worker that the router knows."""
+        response = await self._call(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest(), timeout_s)
+        return [answers.worker_entry(worker) for worker in response.workers]
+
+    async def register(self, address: str, *, timeout_s: float | None = None) -> bool:
+        """Tell the router of a worker at host:port. False: it was known already."""
+        request = fleet_pb2.RegisterRequest(address=utf8(address, "address"))
+        response: fleet_pb2.RegisterResponse = await self._call(self._fleet.Register, request, timeout_s)
+        return response.added
+
+    async def drain(
+        self, worker_id: str, *, grace_s: float | None = None, timeout_s: float | None = None
+    ) -> DrainOutcome:
+        """Send a worker nothing new, and wait until it is empty; what runs after `grace_s` seconds is aborted."""
+        request = fleet_pb2.DrainWorkerRequest(worker_id=utf8(worker_id, "worker_id"), grace_s=grace_s)
+        response = await self._call(self._fleet.Drain, request, timeout_s)
+        return DrainOutcome(response.finished_requests, response.aborted_requests)
+
+    async def remove(self, worker_id: str, *, timeout_s: float | None = None) -> None:
+        """Make the router forget a worker at once."""
+        request = fleet_pb2.RemoveRequest(worker_id=utf8(worker_id, "worker_id"))
+        await self._call(self._fleet.Remove, request, timeout_s)
+
+    # Worker: a worker answers.
+
+    async def worker_info(self, *, timeout_s: float | None = None) -> WorkerInfo:
+        """Identity, model, capacity and memory of the worker."""
+        return answers.worker_info(await self._call(self._worker.GetInfo, worker_pb2.GetInfoRequest(), timeout_s))
+
+    async def flush_cache(self, *, timeout_s: float | None = None) -> int:
+        """Drop every cached prefix that no request is using; returns how many tokens that were."""
+        response: worker_pb2.FlushCacheResponse = await self._call(
+            self._worker.FlushCache, worker_pb2.FlushCacheRequest(), timeout_s
+        )
+        return response.flushed_tokens
+
+    async def abort(self, execution_id: str, *, timeout_s: float | None = None) -> bool:
+        """End one request. False: it is not running."""
+        request = worker_pb2.AbortRequest(execution_id=utf8(execution_id, "execution_id"))
+        response: worker_pb2.AbortResponse = await self._call(self._worker.Abort, request, timeout_s)
+        return response.found
+
+    async def _call(self, method: Callable[..., Any], request: Message, timeout_s: float | None) -> Any:
+        """One unary call, tried again as the policy says: all of them may be repeated without harm."""
+        deadline = self._deadline(timeout_s)
+        retry = 0
+        while True:
+            try:
+                return await method(request, timeout=self._left_s(deadline))
+            except grpc.aio.AioRpcError as error:
+                await self._wait_for_retry(error_from_rpc(error), retry, deadline)
+            retry += 1
+
+    async def _wait_for_retry(self, error: RadixfleetError, retry: int, deadline: float | None) -> None:
+        """Return when the next try is due; raise `error` when there is to be none."""
+        left_s = None if deadline is None else deadline - self._clock.now()
+        delay_s = self._retry.delay_s(error, retry, left_s, self._random)
+        if delay_s is None:
+            raise error
+        await asyncio.sleep(delay_s)
+
+    def _deadline(self, timeout_s: float | None) -> float | None:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        return None if timeout_s is None else self._clock.now() + timeout_s
+
+    def _left_s(self, deadline: float | None) -> float | None:
+        if deadline is None:
+            return None
+        left_s = deadline - self._clock.now()
+        if left_s <= 0:
+            raise DeadlineExceeded("the deadline passed before the request could be sent")
+        return left_s

@@ -1,0 +1,120 @@
+"""Requests for the wire from plain Python values. What the wire cannot carry is refused here, with the field's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import numpy as np
+
+from radixfleet import convert
+from radixfleet.errors import InvalidRequest
+from radixfleet.types import ChatMessage, ChatPrompt, TokenArray
+from radixfleet.v1 import inference_pb2
+
+PromptInput: TypeAlias = str | Sequence[int] | TokenArray | Sequence[ChatMessage | Mapping[str, str]] | ChatPrompt
+"""Text, token ids, or chat messages ({"role": ..., "content": ...} will do)."""
+
+
+class SamplingOptions(TypedDict, total=False):
+    """How tokens are chosen and when a generation ends. What is absent has the default that inference.proto names."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    max_new_tokens: int
+    min_new_tokens: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+    skip_special_tokens: bool
+
+
+class RequestOptions(SamplingOptions, total=False):
+    """All of a request but its prompt."""
+
+    request_id: str
+    model: str
+    cache_salt: str
+    priority: int
+    lease_id: str
+
+
+_SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
+
+
+def generate_request(prompt: PromptInput, options: RequestOptions) -> inference_pb2.GenerateRequest:
+    """The message of Inference.Generate. Raises InvalidRequest."""
+    sampling = {name: value for name, value in options.items() if name in _SAMPLING_NAMES and value is not None}
+    rest = {name: value for name, value in options.items() if name not in _SAMPLING_NAMES and value is not None}
+    if isinstance(sampling.get("stop"), str):
+        sampling["stop"] = [sampling["stop"]]
+    for index, text in enumerate(_strings(sampling.get("stop"))):
+        utf8(text, f"sampling.stop[{index}]")
+    for name, value in rest.items():
+        if isinstance(value, str):
+            utf8(value, name)
+    message = prompt_to_pb(prompt)
+    try:
+        return inference_pb2.GenerateRequest(
+            prompt=message,
+            sampling=inference_pb2.SamplingParams(**sampling),  # type: ignore[arg-type]  # names as in the TypedDict
+            **rest,  # type: ignore[arg-type]
+        )
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the request cannot be sent: {error}") from error
+
+
+def _strings(value: object) -> Sequence[str]:
+    return value if isinstance(value, Sequence) else ()
+
+
+def prompt_to_pb(prompt: PromptInput, field: str = "prompt") -> inference_pb2.Prompt:
+    """The message of a prompt; token ids travel packed. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return inference_pb2.Prompt(text=utf8(prompt, f"{field}.text"))
+    if isinstance(prompt, ChatPrompt):
+        return _chat(prompt.messages, f"{field}.chat.messages", add_generation_prompt=prompt.add_generation_prompt)
+    if not isinstance(prompt, np.ndarray) and len(prompt) and isinstance(prompt[0], ChatMessage | Mapping):
+        return _chat(prompt, f"{field}.chat.messages", add_generation_prompt=None)
+    return inference_pb2.Prompt(token_ids=convert.pack_tokens(token_array(prompt, f"{field}.token_ids")))
+
+
+def token_array(ids: Any, field: str) -> TokenArray:
+    """`ids` as an array of token ids. Raises InvalidRequest for what is none."""
+    try:
+        given = np.asarray(ids)
+        if given.ndim == 1 and (given.dtype.kind in "iu" or not len(given)):
+            if len(given) and (given.min() < 0 or given.max() >= 2**32):
+                raise InvalidRequest(f"{field} must be from 0 to 2^32 - 1", field=field)
+            return given.astype(np.uint32)
+    except (OverflowError, ValueError, TypeError) as error:
+        raise InvalidRequest(f"{field} cannot be read as token ids: {error}", field=field) from error
+    raise InvalidRequest(f"{field} must be one flat sequence of whole numbers", field=field)
+
+
+def _chat(messages: Any, field: str, *, add_generation_prompt: bool | None) -> inference_pb2.Prompt:
+    chat = inference_pb2.Chat(add_generation_prompt=add_generation_prompt)
+    for index, message in enumerate(messages):
+        path = f"{field}[{index}]"
+        if isinstance(message, ChatMessage):
+            role, content = message.role, message.content
+        elif isinstance(message, Mapping) and set(message) == {"role", "content"}:
+            role, content = message["role"], message["content"]
+        else:
+            raise InvalidRequest(f"{path} must have role and content, and nothing else", field=path)
+        chat.messages.add(role=utf8(role, f"{path}.role"), content=utf8(content, f"{path}.content"))
+    return inference_pb2.Prompt(chat=chat)
+
+
+def utf8(value: Any, field: str) -> str:
+    """`value`, where it is text that UTF-8 can carry; a lone surrogate cannot be. Raises InvalidRequest."""
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field} must be text, not {type(value).__name__}", field=field)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{field} holds a lone surrogate at character {error.start}", field=field) from error
+    return value

@@ -1,0 +1,87 @@
+"""An Inference server whose every answer a test writes down, to see what a client does with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from radixfleet.channel import listen, make_server
+from radixfleet.errors import RadixfleetError
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc
+
+SERVICE = "radixfleet.v1.Inference"
+
+
+class Silence:
+    """Send nothing more until the client goes away."""
+
+
+Act = inference_pb2.GenerateResponse | RadixfleetError | Silence
+
+
+def started(**fields: object) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(started=inference_pb2.Started(worker_id="w", **fields))  # type: ignore[arg-type]
+
+
+def delta(*token_ids: int, text: str = "") -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(token_ids=token_ids, text=text))
+
+
+def finished(text: str = "", **fields: object) -> inference_pb2.GenerateResponse:
+    message = inference_pb2.Finished(text=text, reason=inference_pb2.FINISH_REASON_STOP, **fields)  # type: ignore[arg-type]
+    return inference_pb2.GenerateResponse(finished=message)
+
+
+@dataclass
+class FakeInference(inference_pb2_grpc.InferenceServicer):
+    """Plays one script a Generate call; the last one again when they run out. Unary calls raise `unary_errors` in turn first."""
+
+    scripts: Sequence[Sequence[Act]] = ()
+    unary_errors: list[RadixfleetError] = field(default_factory=list)
+    requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
+    timeouts_s: list[float | None] = field(default_factory=list)
+    outcomes: list[str] = field(default_factory=list)
+    """How each Generate call ended: "done", "failed" or "cancelled"."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a Generate call ends."""
+
+    async def Generate(self, request, context):  # type: ignore[no-untyped-def]
+        self.requests.append(request)
+        self.timeouts_s.append(context.time_remaining())
+        outcome = "cancelled"
+        try:
+            for act in self.scripts[min(len(self.requests), len(self.scripts)) - 1]:
+                if isinstance(act, RadixfleetError):
+                    outcome = "failed"
+                    raise act
+                if isinstance(act, Silence):
+                    await asyncio.Event().wait()
+                yield act
+            outcome = "done"
+        finally:
+            self.outcomes.append(outcome)
+            self.ended.set()
+
+    async def Tokenize(self, request, context):  # type: ignore[no-untyped-def]
+        if self.unary_errors:
+            raise self.unary_errors.pop(0)
+        return inference_pb2.TokenizeResponse(token_ids=list(request.prompt.text.encode()))
+
+    async def Detokenize(self, request, context):  # type: ignore[no-untyped-def]
+        return inference_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
+
+
+@asynccontextmanager
+async def serving(servicer: inference_pb2_grpc.InferenceServicer) -> AsyncIterator[str]:
+    """Serve on a free port of this machine; gives host:port."""
+    server, health = await make_server([SERVICE])
+    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+    port = listen(server, "127.0.0.1", 0)
+    await server.start()
+    await health.set(serving=True)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)

@@ -1,0 +1,268 @@
+"""The client against a server that plays scripts: what is retried, what is cancelled, what a caller is told."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from random import Random
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from radixfleet.answers import Delta, Finished, Started
+from radixfleet.client import Client
+from radixfleet.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RadixfleetError,
+    Unavailable,
+    UnknownModel,
+)
+from radixfleet.retry import RetryPolicy
+from radixfleet.types import ChatMessage, FinishReason
+from tests.support.fake_inference import FakeInference, Silence, delta, finished, serving, started
+
+FAST = RetryPolicy(retries=2, first_s=0.001, longest_s=0.002)
+WHOLE = (started(prompt_tokens=3, cached_tokens=2), delta(1, 2, text="ab"), delta(3, text="c"), finished("!"))
+
+
+async def collect(client: Client, **options):
+    return [event async for event in client.generate("hello", **options)]
+
+
+async def test_events_come_in_order_and_complete_joins_them():
+    fake = FakeInference([WHOLE])
+    async with serving(fake) as address, Client(address) as client:
+        events = await collect(client)
+        completion = await client.complete("hello")
+    assert [type(event) for event in events] == [Started, Delta, Delta, Finished]
+    assert completion.text == "abc!"
+    assert completion.token_ids == (1, 2, 3)
+    assert completion.started.cached_tokens == 2
+    assert completion.finished.reason is FinishReason.STOP
+    assert 0 < completion.ttft_s <= completion.total_s
+    assert fake.outcomes == ["done", "done"]
+
+
+async def test_a_finished_call_is_not_cancelled_by_leaving_at_the_last_event():
+    fake = FakeInference([WHOLE])
+    async with serving(fake) as address, Client(address) as client:
+        async for event in client.generate("hello"):
+            if isinstance(event, Finished):
+                break
+    assert fake.outcomes == ["done"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("loading"), Overloaded("full")])
+async def test_an_error_that_passes_is_tried_again_before_the_first_token(error):
+    """Behaviour 53: retries happen before the first token, within a budget, and one Started is seen."""
+    fake = FakeInference([[error], [started(), error], WHOLE])
+    async with serving(fake) as address, Client(address, retry=FAST) as client:
+        events = await collect(client)
+    assert [type(event) for event in events] == [Started, Delta, Delta, Finished]
+    assert fake.outcomes == ["failed", "failed", "done"]
+
+
+async def test_the_budget_of_retries_ends():
+    """Behaviour 53: within a budget; the caller gets the server's own error."""
+    fake = FakeInference([[Unavailable("no worker left")]])
+    async with serving(fake) as address, Client(address, retry=FAST) as client:
+        with pytest.raises(Unavailable, match="no worker left"):
+            await collect(client)
+    assert len(fake.requests) == 3
+
+
+async def test_nothing_is_tried_again_after_the_first_token():
+    """Behaviour 53: a worker that dies mid-stream gives an error, and no text is repeated."""
+    fake = FakeInference([[started(), delta(1, text="a"), Unavailable("worker died")], WHOLE])
+    seen = []
+    async with serving(fake) as address, Client(address, retry=FAST) as client:
+        with pytest.raises(Unavailable, match="worker died"):
+            async for event in client.generate("hello"):
+                seen.append(event)
+    assert [type(event) for event in seen] == [Started, Delta]
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("bad", field="prompt"), UnknownModel("no such"), InternalError("oops")]
+)
+async def test_errors_that_stay_are_not_tried_again(error):
+    fake = FakeInference([[error], WHOLE])
+    async with serving(fake) as address, Client(address, retry=FAST) as client:
+        with pytest.raises(type(error), match=str(error)) as caught:
+            await collect(client)
+    assert getattr(caught.value, "field", "") == getattr(error, "field", "")
+    assert len(fake.requests) == 1
+
+
+async def test_a_stream_that_just_ends_is_an_error():
+    """Behaviour 53: never a silent stop."""
+    fake = FakeInference([[started(), delta(1, text="a")]])
+    async with serving(fake) as address, Client(address) as client:
+        with pytest.raises(InternalError, match="Finished"):
+            await client.complete("hello")
+
+
+async def test_a_server_that_is_not_there_is_unavailable(unused_address):
+    async with Client(unused_address, retry=RetryPolicy(retries=1, first_s=0.001)) as client:
+        with pytest.raises(Unavailable):
+            await client.complete("hello")
+
+
+@pytest.fixture
+async def unused_address():
+    async with serving(FakeInference()) as address:
+        pass
+    return address
+
+
+async def test_break_ends_the_request_on_the_server():
+    """Behaviour 6: a client that leaves the loop stops its generation."""
+    fake = FakeInference([[started(), delta(1, text="a"), Silence()]])
+    async with serving(fake) as address, Client(address) as client:
+        async for event in client.generate("hello"):
+            if isinstance(event, Delta):
+                break
+        await asyncio.wait_for(fake.ended.wait(), 5)
+        assert fake.outcomes == ["cancelled"]
+
+
+async def test_closing_ends_the_request_before_the_first_token():
+    """Behaviour 6: also while nothing has come yet."""
+    fake = FakeInference([[Silence()]])
+    async with serving(fake) as address, Client(address) as client:
+        async with aclosing(client.generate("hello")) as events:
+            waiting = asyncio.ensure_future(anext(events))
+            while not fake.requests:
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        await asyncio.wait_for(fake.ended.wait(), 5)
+        assert fake.outcomes == ["cancelled"]
+
+
+async def test_cancelling_the_task_ends_the_request_on_the_server():
+    """Behaviour 6: a task that is cancelled in complete()."""
+    fake = FakeInference([[started(), delta(1), Silence()]])
+    async with serving(fake) as address, Client(address) as client:
+        task = asyncio.ensure_future(client.complete("hello"))
+        while not fake.requests:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(fake.ended.wait(), 5)
+        assert fake.outcomes == ["cancelled"]
+
+
+async def test_the_deadline_ends_a_silent_call():
+    fake = FakeInference([[started(), delta(1), Silence()]])
+    async with serving(fake) as address, Client(address) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.complete("hello", timeout_s=0.2)
+        await asyncio.wait_for(fake.ended.wait(), 5)
+    assert fake.outcomes == ["cancelled"]
+
+
+async def test_one_deadline_holds_over_all_tries():
+    fake = FakeInference([[Unavailable("loading")]])
+    waits_s = RetryPolicy(retries=2, first_s=0.05, longest_s=0.05)
+    async with serving(fake) as address, Client(address, retry=waits_s, timeout_s=30) as client:
+        with pytest.raises(Unavailable):
+            await client.complete("hello")
+    first, second, third = fake.timeouts_s
+    assert first <= 30
+    assert second < first - 0.03
+    assert third < second - 0.03
+
+
+async def test_without_a_deadline_the_server_sees_none():
+    fake = FakeInference([WHOLE])
+    async with serving(fake) as address, Client(address) as client:
+        await client.complete("hello")
+    assert fake.timeouts_s == [None]
+
+
+async def test_unary_calls_are_tried_again():
+    fake = FakeInference(unary_errors=[Unavailable("loading"), Overloaded("full")])
+    async with serving(fake) as address, Client(address, retry=FAST) as client:
+        tokens = await client.tokenize("hé")
+        text = await client.detokenize(tokens)
+    assert tokens.dtype == np.uint32
+    assert tokens.tolist() == list("hé".encode())
+    assert text == "hé"
+
+
+async def test_a_call_that_the_server_lacks_says_so():
+    async with serving(FakeInference()) as address, Client(address) as client:
+        with pytest.raises(InternalError, match="does not implement"):
+            await client.list_workers()
+
+
+async def test_the_request_carries_what_was_asked():
+    fake = FakeInference([WHOLE])
+    messages = [ChatMessage("system", "be kind"), {"role": "user", "content": "hi"}]
+    async with serving(fake) as address, Client(address) as client:
+        await client.complete(
+            messages, temperature=0.0, stop=["\n"], max_new_tokens=5, request_id="mine", cache_salt="s"
+        )
+        await client.complete([1, 2, 3])
+    chat, ids = fake.requests
+    assert [(m.role, m.content) for m in chat.prompt.chat.messages] == [("system", "be kind"), ("user", "hi")]
+    assert chat.sampling.HasField("temperature")
+    assert not chat.sampling.HasField("top_p")
+    assert (chat.sampling.max_new_tokens, list(chat.sampling.stop)) == (5, ["\n"])
+    assert (chat.request_id, chat.cache_salt) == ("mine", "s")
+    assert np.frombuffer(ids.prompt.token_ids.packed, "<u4").tolist() == [1, 2, 3]
+
+
+class TestRetryPolicy:
+    policy = RetryPolicy(retries=3, first_s=1, longest_s=3)
+
+    def delay(self, error: RadixfleetError, retry: int, left_s: float | None = None) -> float | None:
+        return self.policy.delay_s(error, retry, left_s, Random(0))
+
+    def test_doubles_up_to_the_longest(self):
+        delays = [self.delay(Unavailable("x"), retry) for retry in range(3)]
+        assert all(low <= delay <= low * 1.25 for low, delay in zip([1, 2, 3], delays, strict=True))
+
+    def test_waits_as_long_as_the_server_asks(self):
+        """RetryInfo is honoured: never less, a quarter more at most."""
+        assert 7 <= self.delay(Overloaded("x", retry_after_s=7), 0) <= 7 * 1.25
+        assert self.delay(Overloaded("x", retry_after_s=0), 2) == 0
+
+    def test_gives_up(self):
+        assert self.delay(Unavailable("x"), 3) is None
+        assert self.delay(InternalError("x"), 0) is None
+
+    def test_a_wait_that_outlasts_the_deadline_is_no_use(self):
+        assert self.delay(Overloaded("x", retry_after_s=7), 0, left_s=7) is None
+        assert self.delay(Overloaded("x", retry_after_s=7), 0, left_s=9) is not None
+
+
+async def test_the_wait_that_the_server_asks_for_reaches_the_client():
+    """RetryInfo crosses the wire: with a deadline shorter than it, the client does not even try again."""
+    fake = FakeInference([[Overloaded("full", retry_after_s=60)], WHOLE])
+    async with serving(fake) as address, Client(address, retry=FAST) as client:
+        with pytest.raises(Overloaded) as caught:
+            await client.complete("hello", timeout_s=30)
+    assert caught.value.retry_after_s == pytest.approx(60)
+    assert len(fake.requests) == 1
+
+
+async def test_closing_the_client_ends_what_runs():
+    fake = FakeInference([[started(), delta(1), Silence()]])
+    async with serving(fake) as address:
+        async with Client(address) as client:
+            events = client.generate("hello")
+            await anext(events)
+        await asyncio.wait_for(fake.ended.wait(), 5)
+        with pytest.raises((asyncio.CancelledError, RadixfleetError, grpc.aio.UsageError)):
+            while True:
+                await anext(events)
+    assert fake.outcomes == ["cancelled"]
