@@ -1,16 +1,16 @@
 """What the engine asks of a runner: the device's side of a worker. `sim` computes hashes, `torch` computes a model.
 
-A runner lives on one thread, in its own process or inline. It holds, beside weights and KV pool, three things a row, all of
-them learnt from plans alone:
+A runner lives on one thread, in its own process or inline. It holds, beside weights and KV pool, three things a row,
+all of them learnt from plans alone:
 
     table[row, position]        slot of each position computed so far: `RowStart.prefix_slots`, then `StepPlan.slots`
     relay[row]                  the token that the row sampled last: input of its next relayed step
     parameters[row]             `RowStart`: temperature, seed, stop tokens, ...
 
-A row is in use from a `RowStart` to the next `RowStart` of the same row; nothing says when its request ends, so what a row holds
-in between is simply no longer read. The scheduler promises that a plan writes no slot that a step launched before it reads for
-another row, and that it plans positions of a row without a gap, so a runner needs no checks to be correct; `sim` makes them all
-the same, for the tests.
+A row is in use from a `RowStart` to the next `RowStart` of the same row; nothing says when its request ends, so what
+a row holds in between is simply no longer read. The scheduler promises that a plan writes no slot that a step
+launched before it reads for another row, and that it plans positions of a row without a gap, so a runner needs no
+checks to be correct; `sim` makes them all the same, for the tests.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Runner(Protocol):
     def load(self) -> Ready:
         """Load the weights, measure, allocate the pools, and say what there is. Called once, first; may take minutes.
 
-        The KV pool has `capacity.kv_tokens / capacity.page_size` pages and, before them, the padding sink (page 0). A step
-        has at most `worker.scheduling.limits.Limits.max_step_tokens` tokens. Raises an error with advice for the operator when the model
-        cannot be served.
+        The KV pool has `capacity.kv_tokens / capacity.page_size` pages and, before them, the padding sink (page 0). A
+        step has at most `worker.scheduling.limits.Limits.max_step_tokens` tokens. Raises an error with advice for the
+        operator when the model cannot be served.
         """
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step and wait for its end.
 
-        A failure of the step is told in `StepResult.error`, not raised, and leaves the runner able to go on: rows that were not in
-        the step keep what they hold. What is raised is the end of the runner.
+        A failure of the step is told in `StepResult.error`, not raised, and leaves the runner able to go on: rows
+        that were not in the step keep what they hold. What is raised is the end of the runner.
         """
         ...
 

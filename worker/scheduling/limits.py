@@ -58,7 +58,7 @@ class Limits:
         return -(-self.chunked_prefill_size // 4)
 
     def prefill_budget(self, num_decodes: int) -> int:
-        """Prompt tokens that a step may compute beside `num_decodes` decodes: never so few that decodes starve prompts."""
+        """Prompt tokens that a step may compute beside `num_decodes` decodes, which never starve prompts altogether."""
         return max(self.chunked_prefill_size - num_decodes, self._least_prefill)
 
     def refusal(self, prompt_tokens: int, max_new_tokens: int) -> str | None:

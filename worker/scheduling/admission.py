@@ -1,0 +1,118 @@
+"""Who leaves the queue: when there is a row, room for its growth, and no prefix worth waiting for.
+
+Requests are tried in the queue's order until one finds no row, no budget or no room; nobody passes by that one, so
+that a big request is not starved by small ones. One that waits for a prefix just being computed is passed by: it
+holds nothing and waits once at most. A prompt's pages are taken at once, whole, so that a later chunk never finds the
+pool full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from worker.memory.page_allocator import pages_for
+from worker.memory.radix_cache import Match
+from worker.scheduling.assembly import Piece
+from worker.scheduling.forecast import Forecast, GrowthShare, forecast_of
+from worker.scheduling.holdings import Holding, Holdings
+from worker.scheduling.limits import Limits
+from worker.scheduling.prefill import is_still_held, next_chunk, sibling
+from worker.scheduling.queue import WINDOW, WaitingQueue
+from worker.scheduling.request import Request, State
+
+
+class Admission:
+    """Owns the queue. Used by the scheduler alone."""
+
+    def __init__(self, limits: Limits, holdings: Holdings) -> None:
+        self.queue = WaitingQueue(limits.order, limits.max_overtakes)
+        self.growth_share = GrowthShare()
+        self._limits = limits
+        self._holdings = holdings
+
+    def enqueue(self, request: Request) -> None:
+        """Let a request wait for its turn."""
+        request.expected_cached = self._match(request).length
+        self.queue.push(request)
+
+    def admit(self, running: Mapping[int, Request], budget: int, *, step_is_empty: bool) -> list[Piece]:
+        """Take requests from the queue, and give each its first chunk: at most `budget` tokens together.
+
+        Those admitted are in PREFILL, hold a row and all pages for their prompt, and are to be added to `running` by
+        the caller. `step_is_empty`: no prompt has a chunk in this step yet.
+        """
+        admitted: list[Piece] = []
+        if not self._may_go_on(budget):
+            return admitted
+        runs = dict(running)
+        forecast = self._forecast(runs)
+        misses = 0
+        for request in self.queue.candidates(lambda waiting: self._match(waiting).length):
+            if is_still_held(request):
+                continue
+            piece = self._try(request, runs, forecast, budget, is_first=step_is_empty and not admitted)
+            if piece is not None:
+                admitted.append(piece)
+                runs[request.uid] = request
+                budget -= piece.length
+            elif request.waits_for is not None:
+                misses += 1
+            else:
+                break
+            if misses >= WINDOW or not self._may_go_on(budget):
+                break
+        return admitted
+
+    def _may_go_on(self, budget: int) -> bool:
+        return len(self.queue) > 0 and budget > 0 and self._holdings.table.free_rows > 0
+
+    def _try(
+        self, request: Request, runs: Mapping[int, Request], forecast: Forecast, budget: int, *, is_first: bool
+    ) -> Piece | None:
+        """Admit `request` beside `runs`, or leave everything as it was."""
+        match = self._match(request)
+        request.waits_for = sibling(request, match.length, runs.values(), self._limits)
+        if request.waits_for is not None:
+            return None
+        piece = next_chunk(request, match.length, budget, self._limits.page_size, is_first=is_first)
+        if piece is None:
+            return None
+        holding = self._take(request, match, forecast, is_alone=not runs)
+        if holding is None:
+            return None
+        self.queue.take(request)
+        request.holding = holding
+        request.planned = request.settled = match.length
+        request.state = State.PREFILL
+        return piece
+
+    def _take(self, request: Request, match: Match, forecast: Forecast, *, is_alone: bool) -> Holding | None:
+        """Lock what matched and take row and pages for the rest, if the pool can hold what is going to be needed.
+
+        A request that is alone is not asked what it is going to need: that it fits was tested when it was submitted.
+        """
+        handle = self._holdings.cache.lock(match)
+        num_tokens = len(request.fill_ids)
+        pages = pages_for(num_tokens - match.length, self._limits.page_size)
+        forecast.add(request, pages)
+        holding = None
+        if is_alone or self._fits(forecast, pages):
+            holding = self._holdings.open(handle, match.slots, num_tokens)
+        if holding is None:
+            forecast.drop_last()
+            self._holdings.cache.unlock(handle)
+        return holding
+
+    def _forecast(self, runs: Mapping[int, Request]) -> Forecast:
+        owned = ((request, self._holdings.num_own_pages(request.held)) for request in runs.values())
+        return forecast_of(owned, self._limits.page_size, self.growth_share.value)
+
+    def _fits(self, forecast: Forecast, candidate_pages: int) -> bool:
+        """The peak of all in `forecast`, beside what is locked in the cache or leaving, stays within the pool."""
+        others = self._holdings.used_pages - (forecast.own_pages - candidate_pages)
+        return others + forecast.peak_pages() <= self._holdings.allocator.total_pages
+
+    def _match(self, request: Request) -> Match:
+        """What the cache has of it; at least one token is left to compute, to have logits."""
+        ids = request.fill_ids
+        return self._holdings.cache.match(request.submit.namespace, ids, limit=len(ids) - 1)

@@ -1,0 +1,105 @@
+"""Will the KV pool hold one request more? The peak of what running requests are going to need, and what to count on.
+
+All running requests are taken to grow by one token a step until each has made the tokens it may still make. Memory
+then peaks just before one of them ends. With the requests sorted by what they have to come, longest first, the need
+when the k-th ends is
+
+    sum over i <= k of  own_pages[i] + pages for (to_come[k] - room[i]) tokens       (those behind k have ended before)
+
+and the peak is the largest of these sums: exact in tokens, and too careful by less than a page a request. Prefixes
+that running requests have locked count as locked throughout. (The idea is that of LightLLM's past-future scheduler,
+Gong et al., ASPLOS 2025.)
+
+Few requests use all of `max_new_tokens`, so only a share of what is to come is counted (`GrowthShare`): what ended
+requests used of theirs, on average and a quarter more. Where that was too little, a request is retracted, and for a
+while everything is counted, so that what was retracted does not come back only to be retracted again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from worker.scheduling.request import Request
+
+_MARGIN = 1.25
+_MEMORY = 50
+"""Ended requests over which the share is averaged."""
+_RECOVERY_STEPS = 256
+"""Steps after a retraction until the learned share counts alone again."""
+
+
+class GrowthShare:
+    """The part of the tokens to come that admission counts on, in (0, 1]. Begins at 1 and learns."""
+
+    def __init__(self) -> None:
+        self._mean = 1.0
+        self._num_ended = 0
+        self._caution = 0.0
+
+    @property
+    def value(self) -> float:
+        """The share to count now."""
+        return min(1.0, max(self._mean * _MARGIN, self._caution))
+
+    def ended(self, used: float) -> None:
+        """A request ended by itself after `used` (0 to 1) of its max_new_tokens."""
+        self._num_ended = min(self._num_ended + 1, _MEMORY)
+        self._mean += (used - self._mean) / (self._num_ended + 1)
+
+    def stepped(self) -> None:
+        """A step was planned: caution fades."""
+        self._caution = max(0.0, self._caution - 1.0 / _RECOVERY_STEPS)
+
+    def retracted(self) -> None:
+        """It was too little."""
+        self._caution = 1.0
+
+
+class Forecast:
+    """The peak over a set of running requests, to which candidates are added. Made anew for each plan."""
+
+    def __init__(self, page_size: int, share: float) -> None:
+        self._page_size = page_size
+        self._share = share
+        self._own_pages: list[int] = []
+        self._room: list[int] = []
+        self._to_come: list[int] = []
+
+    def add(self, request: Request, own_pages: int) -> None:
+        """One request more, which owns `own_pages` pages, those for its whole prompt included."""
+        length = max(request.planned, len(request.fill_ids))
+        self._own_pages.append(own_pages)
+        self._room.append(-length % self._page_size)
+        self._to_come.append(int(np.ceil(request.tokens_to_come * self._share)))
+
+    def drop_last(self) -> None:
+        """Take the last one out again."""
+        for values in (self._own_pages, self._room, self._to_come):
+            values.pop()
+
+    @property
+    def own_pages(self) -> int:
+        """Pages that the requests own now."""
+        return sum(self._own_pages)
+
+    def peak_pages(self) -> int:
+        """The most pages that they will own together."""
+        if not self._own_pages:
+            return 0
+        to_come = np.asarray(self._to_come)
+        longest_first = np.argsort(-to_come, kind="stable")
+        to_come = to_come[longest_first]
+        own = np.cumsum(np.asarray(self._own_pages)[longest_first])
+        rounding = np.cumsum(self._page_size - 1 - np.asarray(self._room)[longest_first])
+        growing = np.arange(1, len(to_come) + 1) * to_come
+        return int((own + (growing + rounding) // self._page_size).max())
+
+
+def forecast_of(requests: Iterable[tuple[Request, int]], page_size: int, share: float) -> Forecast:
+    """The forecast over running requests and the pages that each owns."""
+    forecast = Forecast(page_size, share)
+    for request, own_pages in requests:
+        forecast.add(request, own_pages)
+    return forecast

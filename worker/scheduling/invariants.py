@@ -1,0 +1,109 @@
+"""The books of the scheduler must balance, at every moment between two of its calls.
+
+pages       free + evictable + protected + requests' own = total, and no page is in two of these
+rows        each row has one request, and each request with a row is running or leaving
+frontiers   cached <= settled <= planned <= allocated, and what a row names is the cache's (locked) or the request's
+own in flight   each request counts exactly the launched steps that have it, and its row still names the slots that
+they write
+states      each request stands where its state says
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from worker.memory.page_allocator import pages_of
+from worker.scheduling.assembly import Launched
+from worker.scheduling.holdings import Holdings
+from worker.scheduling.request import Request, State
+
+
+def check_all(
+    holdings: Holdings,
+    waiting: list[Request],
+    running: list[Request],
+    leaving: list[Request],
+    launched: list[Launched],
+) -> None:
+    """Verify all of the above. Raises AssertionError; changes nothing. O(pages + positions held)."""
+    holders = running + leaving
+    _check_pages(holdings, holders)
+    _check_rows(holdings, holders)
+    for request in holders:
+        _check_frontiers(holdings, request)
+    _check_in_flight(holdings, holders, launched)
+    _check_states(waiting, running, leaving)
+
+
+def _cached_pages(holdings: Holdings) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    pages = [node.pages for node in holdings.cache.nodes() if len(node.pages)]
+    return np.concatenate(pages) if pages else np.empty(0, dtype=np.int32)
+
+
+def _check_pages(holdings: Holdings, holders: list[Request]) -> None:
+    holdings.allocator.check()
+    holdings.cache.check()
+    own = [holdings.own_pages(request.held) for request in holders]
+    assert sum(map(len, own)) == sum(holdings.num_own_pages(request.held) for request in holders)
+    taken = np.concatenate([_cached_pages(holdings), *own])
+    assert len(np.unique(taken)) == len(taken), "a page has two owners"
+    assert not holdings.allocator.is_free(taken).any(), "a free page has an owner"
+    free, total = holdings.allocator.free_pages, holdings.allocator.total_pages
+    assert free + len(taken) == total, f"{free} free pages and {len(taken)} taken are not {total}"
+
+
+def _check_rows(holdings: Holdings, holders: list[Request]) -> None:
+    rows = [request.held.row for request in holders]
+    assert len(set(rows)) == len(rows), "a row has two requests"
+    assert holdings.table.free_rows + len(rows) == holdings.table.max_rows, "a row is lost"
+
+
+def _check_frontiers(holdings: Holdings, request: Request) -> None:
+    held, name = request.held, f"request {request.uid}"
+    assert 0 <= held.matched <= request.settled <= request.planned <= held.allocated, f"{name}: frontiers out of order"
+    assert held.allocated % holdings.page_size == 0
+    assert held.matched <= held.handle.length <= max(request.settled, held.matched), f"{name}: unsettled KV is cached"
+    row_pages = pages_of(holdings.table.slots(held.row, 0, held.allocated), holdings.page_size)
+    locked = []
+    node = held.handle.node
+    while node.parent is not None:
+        assert node.locks > 0, f"{name}: its prefix is not locked"
+        locked.append(node.pages)
+        node = node.parent
+    known = np.concatenate([*locked, holdings.own_pages(held)])
+    assert np.isin(row_pages, known).all(), f"{name}: its row names a page that is neither its own nor locked for it"
+
+
+def _check_in_flight(holdings: Holdings, holders: list[Request], launched: list[Launched]) -> None:
+    steps: Counter[Request] = Counter()
+    samples: Counter[Request] = Counter()
+    for step in launched:
+        offset = 0
+        for piece in step.pieces:
+            steps[piece.request] += 1
+            samples[piece.request] += piece.samples
+            slots = step.slots[offset : offset + piece.length]
+            offset += piece.length
+            named = holdings.table.slots(piece.request.held.row, piece.start, piece.start + piece.length)
+            assert np.array_equal(slots, named), f"request {piece.request.uid}: its row changed under a launched step"
+    assert steps.keys() <= set(holders), "a launched step has a request that holds nothing"
+    for request in holders:
+        assert request.in_flight == steps[request], f"request {request.uid}: {request.in_flight} steps in flight"
+        assert request.samples_in_flight == samples[request], f"request {request.uid}: samples in flight"
+
+
+def _check_states(waiting: list[Request], running: list[Request], leaving: list[Request]) -> None:
+    for request in waiting:
+        assert request.state is State.WAITING
+        assert request.holding is None
+        assert not request.in_flight
+        assert not request.samples_in_flight
+        assert request.planned == request.settled == 0
+    for request in running:
+        filled = request.planned >= len(request.fill_ids)
+        assert request.state is (State.DECODE if filled else State.PREFILL), f"request {request.uid}: {request.state}"
+    for request in leaving:
+        assert request.state in (State.RETRACTED, State.FINISHED)
+        assert request.in_flight > 0, f"request {request.uid} should have retired"

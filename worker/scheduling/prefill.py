@@ -1,0 +1,89 @@
+"""How prompts are cut into chunks, and which prompt waits for another that is computing the same prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from worker.core.step import Int32Array
+from worker.scheduling.assembly import Piece
+from worker.scheduling.limits import Limits
+from worker.scheduling.request import Request, State
+
+
+def plan_chunks(running: Iterable[Request], budget: int, page_size: int) -> list[Piece]:
+    """The next chunks of the prompts that are begun, in the order of `running`: at most `budget` tokens together."""
+    chunks: list[Piece] = []
+    for request in running:
+        if request.state is State.PREFILL and budget > 0:
+            piece = next_chunk(request, request.planned, budget, page_size, is_first=not chunks)
+            if piece is None:
+                break
+            chunks.append(piece)
+            budget -= piece.length
+    return chunks
+
+
+def next_chunk(request: Request, start: int, budget: int, page_size: int, *, is_first: bool) -> Piece | None:
+    """A chunk that begins at position `start`; None when `budget` leaves no worthwhile one."""
+    end = len(request.fill_ids)
+    length = chunk_length(start, end, budget, page_size, is_first=is_first)
+    return Piece(request, start, length, samples=start + length == end) if length else None
+
+
+def chunk_length(start: int, end: int, budget: int, page_size: int, *, is_first: bool) -> int:
+    """Tokens to compute now of [start, end), which is not empty, with at most `budget` (at least 1).
+
+    All of it if it fits, else up to the last page boundary in reach: whole pages can be cached, and kernels like
+    them. Where none is in reach, the step's first chunk takes what it can get, so that a budget below a page still
+    moves on, and another takes nothing: a crumb is not worth a sequence in the step.
+    """
+    if end - start <= budget:
+        return end - start
+    whole_pages = (start + budget) // page_size * page_size - start
+    if whole_pages > 0:
+        return whole_pages
+    return budget if is_first else 0
+
+
+def sibling(request: Request, cached: int, running: Iterable[Request], limits: Limits) -> tuple[Request, int] | None:
+    """Another request that is computing a prefix which `request` needs too, and how far they agree, in whole pages.
+
+    `cached`: tokens of `request` that the cache has. To compute `limits.shared_prefix_tokens` tokens or more a second
+    time costs more than to wait for them, which takes no longer than the other's prompt does. A request waits once at
+    most.
+    """
+    if request.has_waited:
+        return None
+    needed = cached + max(limits.shared_prefix_tokens, limits.page_size)
+    mine = request.fill_ids
+    for other in running:
+        theirs = other.fill_ids
+        if (
+            not other.is_filled
+            and other.submit.namespace == request.submit.namespace
+            and needed < min(len(mine), len(theirs) + 1)
+            and np.array_equal(mine[:needed], theirs[:needed])
+        ):
+            shared = min(_common_length(mine, theirs), len(mine) - 1)
+            return other, shared // limits.page_size * limits.page_size
+    return None
+
+
+def is_still_held(request: Request) -> bool:
+    """Whether the prefix that `request` waits for is still being computed. If not, it is free to go and stays so."""
+    if request.waits_for is None:
+        return False
+    other, shared = request.waits_for
+    if other.state in (State.PREFILL, State.DECODE) and other.settled < shared:
+        return True
+    request.waits_for = None
+    request.has_waited = True
+    return False
+
+
+def _common_length(left: Int32Array, right: Int32Array) -> int:
+    length = min(len(left), len(right))
+    differing = np.flatnonzero(left[:length] != right[:length])
+    return int(differing[0]) if len(differing) else length

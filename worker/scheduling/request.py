@@ -1,0 +1,104 @@
+"""One request as the scheduler sees it: its state, what it holds, and how far it is planned and settled.
+
+States go one way, but for a retraction:
+
+    WAITING -> PREFILL -> DECODE -> FINISHED          PREFILL, DECODE -> RETRACTED -> WAITING
+       `------------------------------^
+
+A step is launched when it is planned and settled when its result is committed; several may be launched and not
+settled. So a request has two frontiers over its positions (`fill_ids`, then the outputs that follow them):
+
+    0 ........ cached ........ settled ........ planned ........ holding.allocated
+    [0, settled)          the KV is there
+    [settled, planned)    the KV is being computed by launched steps (`in_flight` of them)
+    [planned, allocated)  slots that nothing has written yet
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from worker.core.messages import Submit
+from worker.core.step import Int32Array
+from worker.scheduling.holdings import Holding
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    """In the queue; holds nothing."""
+    PREFILL = "prefill"
+    """Has a row; the last of `fill_ids` is not planned yet."""
+    DECODE = "decode"
+    """All of `fill_ids` is planned; one token a step from here on."""
+    RETRACTED = "retracted"
+    """Planned no more; goes back to the queue when its launched steps have settled."""
+    FINISHED = "finished"
+    """Its end was told; what it holds is released when its launched steps have settled."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Changed by the scheduler alone."""
+
+    submit: Submit
+    arrival: int
+    """1, 2, 3, ... in the order of submission."""
+    fill_ids: Int32Array
+    """What must be computed before a token is sampled: the prompt, and after a retraction all tokens so far."""
+    state: State = State.WAITING
+    outputs: list[int] = field(default_factory=list)
+    """Settled new tokens."""
+    expected_cached: int = 0
+    """While waiting: tokens of `fill_ids` that the cache held when it was last asked."""
+    overtaken: int = 0
+    """Requests that arrived later and were admitted earlier."""
+    waits_for: tuple[Request, int] | None = None
+    """Held in the queue until that request has settled that many positions, which this one shares."""
+    has_waited: bool = False
+    """It was held once, and is not held again."""
+    was_admitted: bool = False
+    holding: Holding | None = None
+    planned: int = 0
+    settled: int = 0
+    in_flight: int = 0
+    """Launched steps with this request that are not settled."""
+    samples_in_flight: int = 0
+    """Those of them that sample a token for it."""
+    is_poisoned: bool = False
+    """A step of it failed: its KV is not to be cached."""
+
+    @property
+    def uid(self) -> int:
+        """The front's name for it."""
+        return self.submit.uid
+
+    @property
+    def held(self) -> Holding:
+        """What it holds. It must hold something."""
+        assert self.holding is not None, f"request {self.uid} holds no memory"
+        return self.holding
+
+    @property
+    def wants_token(self) -> bool:
+        """The tokens settled and in flight do not reach max_new_tokens. A last token by length in flight: False."""
+        return len(self.outputs) + self.samples_in_flight < self.submit.max_new_tokens
+
+    @property
+    def tokens_to_come(self) -> int:
+        """Positions behind the planned ones (or the prompt) that it may still take, at most."""
+        final = len(self.submit.token_ids) + self.submit.max_new_tokens - 1
+        return final - max(self.planned, len(self.fill_ids))
+
+    @property
+    def is_filled(self) -> bool:
+        """The KV of all of `fill_ids` is there."""
+        return self.settled >= len(self.fill_ids)
+
+    def history(self) -> Int32Array:
+        """The prompt and the settled outputs, int32."""
+        return np.concatenate([self.submit.token_ids, np.asarray(self.outputs, dtype=np.int32)])

@@ -1,0 +1,324 @@
+"""The scheduler: decides what each step computes, and books what came of it. Pure: no torch, no I/O, time passed in.
+
+    submit, abort, flush    what the front asks
+    plan()                  the next step, as frozen data; it counts as launched from here on
+    commit(result)          settles the oldest launched step; results come strictly in order
+    drain()                 what to tell the front since it was last asked
+
+Nothing else changes its state. One thread, the engine's.
+
+Overlap needs no code of its own. Step N+1 may be planned before step N is committed: its decodes take their input
+from the runner's relay, as they always do. A serial loop commits each step before it plans the next, by the same
+code, and gets the same tokens.
+
+A step is made in this order:
+1. Every request in DECODE computes one token, unless its last token by length is in flight already. Where pages are
+   short, cached prefixes are evicted, then the requests admitted last are retracted; as long as those have steps in
+   flight, a request that finds no page skips a step.
+2. Prompts that are begun go on, oldest first, by at most `Limits.prefill_budget` tokens together.
+3. With what is left of the budget, requests are admitted from the queue (`Admission`).
+
+What a request holds is released in `_retire` alone, when none of its launched steps is unsettled: a step in flight
+never sees its rows or pages in other hands. A token that arrives after its request has ended is counted, and dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from radixfleet.clock import Clock
+from radixfleet.types import FinishReason, Load
+from worker.core.messages import Admitted, Ended, Output, StepOutputs, Submit
+from worker.core.step import StepPlan, StepResult
+from worker.memory.page_allocator import PageAllocator, pages_for
+from worker.memory.radix_cache import RadixCache
+from worker.memory.req_to_token import ReqToTokenPool
+from worker.scheduling.admission import Admission
+from worker.scheduling.assembly import Launched, Piece, assemble, row_start
+from worker.scheduling.counters import Counters
+from worker.scheduling.holdings import Holdings
+from worker.scheduling.invariants import check_all
+from worker.scheduling.limits import Limits
+from worker.scheduling.prefill import plan_chunks
+from worker.scheduling.request import Request, State
+
+
+class Scheduler:
+    """See the head of the module."""
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        """Makes its own allocator, table and cache, empty, in the sizes that `limits` gives."""
+        self.limits = limits
+        self.counters = Counters()
+        allocator = PageAllocator(limits.num_pages, limits.page_size)
+        self.cache = RadixCache(allocator)
+        row_length = pages_for(limits.max_context_tokens, limits.page_size) * limits.page_size
+        self.holdings = Holdings(allocator, ReqToTokenPool(limits.max_running_requests, row_length), self.cache)
+        self._clock = clock
+        self._admission = Admission(limits, self.holdings)
+        self._requests: dict[int, Request] = {}
+        """Those that have not ended, by uid."""
+        self._running: dict[int, Request] = {}
+        """PREFILL and DECODE, in the order of admission, by uid."""
+        self._leaving: set[Request] = set()
+        """RETRACTED and FINISHED that still have steps in flight."""
+        self._launched: deque[Launched] = deque()
+        self._num_planned = 0
+        self._num_submitted = 0
+        self._outbox = StepOutputs([], [], [])
+
+    def submit(self, submit: Submit) -> None:
+        """Queue a request, or refuse it at once when it can never fit. Its uid must be new."""
+        assert submit.uid not in self._requests, f"uid {submit.uid} is in use"
+        refusal = self.limits.refusal(len(submit.token_ids), submit.max_new_tokens)
+        if refusal is not None:
+            self.counters.refused_requests += 1
+            self._outbox.ended.append(Ended(submit.uid, None, code="INVALID_ARGUMENT", message=refusal))
+            return
+        self._num_submitted += 1
+        request = Request(submit, arrival=self._num_submitted, fill_ids=submit.token_ids)
+        self._requests[submit.uid] = request
+        self._admission.enqueue(request)
+
+    def abort(self, uid: int) -> None:
+        """End a request in whatever state it is. An unknown uid, or one that has ended, is no error."""
+        request = self._requests.get(uid)
+        if request is None:
+            return
+        self.counters.aborted_requests += 1
+        if request.outputs:
+            # As a rule its front found a stop string.
+            self._learn_growth(request)
+        self._end(request, Ended(uid, FinishReason.ABORT))
+
+    def flush(self) -> tuple[int, int]:
+        """Drop all cached prefixes that no request uses: tokens dropped, tokens that requests keep.
+
+        What a request uses stays valid and can be matched by others; so does what one that is leaving uses.
+        """
+        dropped = self.cache.flush()
+        return dropped * self.limits.page_size, self.holdings.used_pages * self.limits.page_size
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None when nothing can be computed before a launched step has settled, or at all."""
+        decodes = self._plan_decodes()
+        pieces = [Piece(request, request.planned, 1, samples=True) for request in decodes]
+        budget = self.limits.prefill_budget(len(decodes))
+        chunks = plan_chunks(self._running.values(), budget, self.limits.page_size)
+        budget -= sum(piece.length for piece in chunks)
+        admitted = self._admission.admit(self._running, budget, step_is_empty=not chunks)
+        for piece in admitted:
+            self._running[piece.request.uid] = piece.request
+            self._announce(piece.request)
+        pieces += chunks + admitted
+        return self._launch(pieces, len(decodes), [piece.request for piece in admitted]) if pieces else None
+
+    def commit(self, result: StepResult) -> None:
+        """Settle the oldest launched step."""
+        assert self._launched, f"step {result.step} has a result but was not launched"
+        assert self._launched[0].step == result.step, f"step {result.step} settles before {self._launched[0].step}"
+        pieces = self._launched.popleft().pieces
+        token_ids = result.token_ids.tolist() if result.error is None else [0] * len(pieces)
+        failed = result.failed.tolist() if result.error is None else [True] * len(pieces)
+        for piece, token_id, has_failed in zip(pieces, token_ids, failed, strict=True):
+            request = piece.request
+            request.in_flight -= 1
+            request.samples_in_flight -= piece.samples
+            if has_failed:
+                self._fail_step_of(request, is_alone=result.error is None)
+            else:
+                self._settle(piece, token_id)
+            if request in self._leaving and not request.in_flight:
+                self._retire(request)
+
+    def drain(self) -> StepOutputs | None:
+        """All that the front has not been told yet, in order; None when there is nothing."""
+        outbox = self._outbox
+        if not (outbox.admitted or outbox.outputs or outbox.ended):
+            return None
+        self._outbox = StepOutputs([], [], [])
+        return outbox
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps launched and not settled."""
+        return len(self._launched)
+
+    @property
+    def has_work(self) -> bool:
+        """Some request has not ended, or some launched step is not settled."""
+        return bool(self._requests or self._launched)
+
+    def load(self) -> Load:
+        """What is being done and what waits; cached prefixes that nobody uses are no load."""
+        queue = self._admission.queue
+        waiting = sum(len(request.fill_ids) - request.expected_cached for request in queue)
+        computing = sum(max(len(request.fill_ids) - request.settled, 0) for request in self._running.values())
+        return Load(
+            running_requests=len(self._running),
+            waiting_requests=len(queue),
+            outstanding_prompt_tokens=waiting + computing,
+            kv_protected_tokens=self.holdings.used_pages * self.limits.page_size,
+            kv_evictable_tokens=self.cache.evictable_pages * self.limits.page_size,
+        )
+
+    def check(self) -> None:
+        """Verify every invariant; an AssertionError tells which is broken. O(pool): in tests, and when idle."""
+        waiting, running = list(self._admission.queue), list(self._running.values())
+        check_all(self.holdings, waiting, running, list(self._leaving), list(self._launched))
+        returning = [request for request in self._leaving if request.state is State.RETRACTED]
+        open_uids = {request.uid for request in waiting + running + returning}
+        assert self._requests.keys() == open_uids, "a request that has not ended is nowhere, or the reverse"
+
+    def _plan_decodes(self) -> list[Request]:
+        """The requests that decode in this step, each with a slot for its next position."""
+        ready = [r for r in self._running.values() if r.state is State.DECODE and r.wants_token]
+        needy = [request for request in ready if request.planned == request.held.allocated]
+        if not needy:
+            return ready
+        needy = self._make_room(needy)
+        num_granted = min(len(needy), self.holdings.available_pages)
+        granted = self.holdings.grow([request.held for request in needy[:num_granted]])
+        assert granted, "pages that are available can be had"
+        stalled = needy[num_granted:]
+        if stalled and not self._launched and not num_granted:
+            # Alone, with nothing left to evict and nothing to wait for: it is never going to fit.
+            self._fail_outgrown(stalled.pop())
+        self.counters.stalled_decodes += len(stalled)
+        skipped = set(stalled)
+        return [r for r in ready if r.state is State.DECODE and r not in skipped]
+
+    def _make_room(self, needy: list[Request]) -> list[Request]:
+        """Retract, newest first, until each of `needy` has a page or one is being released for it; those still running.
+
+        The oldest request is never retracted, so it gets on whatever happens, and so in turn does each.
+        """
+        while len(needy) > self.holdings.available_pages + self._pages_leaving() and len(self._running) > 1:
+            victim = next(reversed(self._running.values()))
+            self.counters.retractions += 1
+            self._admission.growth_share.retracted()
+            victim.state = State.RETRACTED
+            self._leave(victim)
+            needy = [request for request in needy if request is not victim]
+        return needy
+
+    def _pages_leaving(self) -> int:
+        """Pages that are released once what is in flight has settled."""
+        return sum(self.holdings.num_own_pages(request.held) for request in self._leaving)
+
+    def _announce(self, request: Request) -> None:
+        """Tell of a first admission. One that comes back after a retraction was told of already."""
+        if request.was_admitted:
+            return
+        request.was_admitted = True
+        cached_tokens = request.held.matched
+        self.counters.admitted_requests += 1
+        self.counters.prompt_tokens += len(request.fill_ids)
+        self.counters.cached_tokens += cached_tokens
+        self._outbox.admitted.append(Admitted(request.uid, cached_tokens, self._clock.now()))
+
+    def _launch(self, pieces: list[Piece], num_decodes: int, admitted: list[Request]) -> StepPlan:
+        self._num_planned += 1
+        self._admission.growth_share.stepped()
+        starts = tuple(row_start(request, self.holdings.table) for request in admitted)
+        plan = assemble(self._num_planned, starts, pieces, num_decodes, self.holdings.table)
+        for piece in pieces:
+            request = piece.request
+            request.planned += piece.length
+            request.in_flight += 1
+            request.samples_in_flight += piece.samples
+            if request.planned >= len(request.fill_ids):
+                request.state = State.DECODE
+        self._launched.append(Launched(plan.step, pieces, plan.slots))
+        self.counters.computed_tokens += plan.num_tokens
+        return plan
+
+    def _settle(self, piece: Piece, token_id: int) -> None:
+        """The piece was computed: its KV is there, and its token, if its request still wants it."""
+        request = piece.request
+        request.settled = piece.start + piece.length
+        if request.state is State.FINISHED:
+            self.counters.discarded_tokens += piece.samples
+            return
+        if piece.start < len(request.fill_ids):
+            self.holdings.keep(request.held, request.fill_ids[: request.settled])
+        if piece.samples:
+            self._accept(request, token_id)
+
+    def _accept(self, request: Request, token_id: int) -> None:
+        """One token more, and what it means for its request. A stop token at the length limit is a stop."""
+        submit = request.submit
+        may_stop = len(request.outputs) >= submit.min_new_tokens
+        request.outputs.append(token_id)
+        self.counters.generated_tokens += 1
+        self._outbox.outputs.append(Output(request.uid, token_id))
+        if may_stop and token_id in submit.stop_token_ids:
+            self._finish(request, Ended(request.uid, FinishReason.STOP, matched_token_id=token_id))
+        elif len(request.outputs) >= submit.max_new_tokens:
+            self._finish(request, Ended(request.uid, FinishReason.LENGTH))
+
+    def _finish(self, request: Request, ended: Ended) -> None:
+        self.counters.finished_requests += 1
+        self._learn_growth(request)
+        self._end(request, ended)
+
+    def _learn_growth(self, request: Request) -> None:
+        self._admission.growth_share.ended(len(request.outputs) / request.submit.max_new_tokens)
+
+    def _fail_step_of(self, request: Request, *, is_alone: bool) -> None:
+        """A step of the request failed, for its row alone or for all in it: nothing more of it is cached."""
+        request.is_poisoned = True
+        if request.state is not State.FINISHED:
+            why = (
+                "the model gave it no valid probabilities (NaN)"
+                if is_alone
+                else "the device could not compute its step"
+            )
+            self._fail(request, "INTERNAL", f"{why}; other requests go on, and this one may be sent again")
+
+    def _fail_outgrown(self, request: Request) -> None:
+        message = (
+            f"the request has {request.planned} tokens and the KV pool, of {self.limits.kv_tokens} tokens, has no room "
+            "for one more although it runs alone; lower max_new_tokens, or give the worker a larger KV pool"
+        )
+        self._fail(request, "RESOURCE_EXHAUSTED", message)
+
+    def _fail(self, request: Request, code: str, message: str) -> None:
+        self.counters.failed_requests += 1
+        self._end(request, Ended(request.uid, None, code=code, message=message))
+
+    def _end(self, request: Request, ended: Ended) -> None:
+        """The one terminal outcome of a request, whatever its state."""
+        del self._requests[request.uid]
+        self._outbox.ended.append(ended)
+        before, request.state = request.state, State.FINISHED
+        if before is State.WAITING:
+            self._admission.queue.remove(request)
+        elif before is not State.RETRACTED:
+            self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """Plan it no more; it retires now, or when its launched steps have settled."""
+        del self._running[request.uid]
+        self._leaving.add(request)
+        if not request.in_flight:
+            self._retire(request)
+
+    def _retire(self, request: Request) -> None:
+        """Release all that a request holds: the one place. No launched step reads or writes any of it any more.
+
+        Its computed KV goes to the cache, that of generated tokens included. (The KV of the last token was not
+        computed, and that of a token which was dropped is not kept.)
+        """
+        assert not request.in_flight
+        assert not request.samples_in_flight
+        if not request.is_poisoned:
+            self.holdings.keep(request.held, request.history()[: request.settled])
+        self.holdings.release(request.held)
+        request.holding = None
+        self._leaving.remove(request)
+        if request.state is State.RETRACTED:
+            request.state = State.WAITING
+            request.fill_ids = request.history()
+            request.planned = request.settled = 0
+            self._admission.enqueue(request)
