@@ -1,0 +1,27 @@
+"""Random numbers without state: a hash of (seed, position).
+
+A row's draw so depends neither on the other rows of its batch nor on how often anything was drawn before: a request
+gives the same tokens alone and in a batch, after a retraction, and in a replayed step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MANTISSA_BITS = 53
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): every input bit changes every output bit."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Uniform numbers in [0, 1), one for each (seed, position); independent between seeds and between positions."""
+    streams = _mix(seeds.astype(np.uint64) + _GOLDEN)
+    mixed = _mix(streams + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (mixed >> np.uint64(64 - _MANTISSA_BITS)).astype(np.float64) * 2.0**-_MANTISSA_BITS
