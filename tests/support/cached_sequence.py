@@ -1,0 +1,78 @@
+"""A request as the radix cache sees one: it matches, locks, computes, inserts, ends, and knows which pages it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from worker.core.step import Int32Array
+from worker.memory.page_allocator import PageAllocator, pages_for, slots_of
+from worker.memory.radix_cache import Inserted, Match, RadixCache
+
+
+def int32(tokens: Sequence[int] | Int32Array) -> Int32Array:
+    return np.array(tokens, dtype=np.int32)
+
+
+class CachedSequence:
+    """Owns what it allocated until the tree takes it over; `end` (or `abort`) gives the rest back."""
+
+    def __init__(
+        self,
+        cache: RadixCache,
+        allocator: PageAllocator,
+        tokens: Sequence[int] | Int32Array,
+        namespace: tuple[str, ...] = ("model",),
+    ) -> None:
+        self.cache = cache
+        self.allocator = allocator
+        self.tokens = int32(tokens)
+        self.match: Match = cache.match(namespace, self.tokens, limit=max(len(self.tokens) - 1, 0))
+        self.handle = cache.lock(self.match)
+        self.slots = self.match.slots
+        self.own: set[int] = set()
+        """Pages handed to this sequence that neither the tree nor the allocator has taken."""
+
+    @property
+    def cached(self) -> int:
+        return self.match.length
+
+    @property
+    def computed(self) -> int:
+        return len(self.slots)
+
+    def compute(self, num_tokens: int | None = None) -> bool:
+        """Slots for `num_tokens` tokens more, by default for all; False, and nothing changes, when they do not fit."""
+        end = len(self.tokens) if num_tokens is None else min(self.computed + num_tokens, len(self.tokens))
+        page_size = self.cache.page_size
+        pages = self.cache.allocate(pages_for(end, page_size) - pages_for(self.computed, page_size))
+        if pages is None:
+            return False
+        self.own.update(pages.tolist())
+        tail = self.slots[self.computed - self.computed % page_size :]
+        room = slots_of(np.append(tail[:1] // page_size, pages), page_size) if len(tail) else slots_of(pages, page_size)
+        self.slots = np.concatenate([self.slots, room[len(tail) :]])[:end]
+        return True
+
+    def insert(self) -> Inserted:
+        start = self.handle.length
+        inserted = self.cache.insert(self.handle, self.tokens[: self.computed], self.slots)
+        given = self.slots[start : self.handle.length : self.cache.page_size] // self.cache.page_size
+        self.own -= set(given.tolist()) - set(inserted.duplicate_pages.tolist())
+        return inserted
+
+    def adopt(self, inserted: Inserted) -> None:
+        """Read the tree's pages from now on, and free the duplicates, which no step is reading."""
+        self.slots[inserted.start : inserted.start + len(inserted.slots)] = inserted.slots
+        self.allocator.free(inserted.duplicate_pages)
+        self.own -= set(inserted.duplicate_pages.tolist())
+
+    def end(self) -> None:
+        self.insert()
+        self.abort()
+
+    def abort(self) -> None:
+        self.allocator.free(int32(sorted(self.own)))
+        self.own.clear()
+        self.cache.unlock(self.handle)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.memory.advisor import Bound
+from worker.memory.plan import MemoryDemand, MemoryPlanError, chunked_prefill_size_for, plan_memory
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+DEMAND = MemoryDemand(
+    device="cpu",
+    total_bytes=8 * GIB,
+    weights_bytes=3 * GIB,
+    activation_peak_bytes=256 * MIB,
+    kv_bytes_per_token=23_040,
+    page_size=16,
+)
+
+
+def demand(**changes: object) -> MemoryDemand:
+    return dataclasses.replace(DEMAND, **changes)  # type: ignore[arg-type]
+
+
+def test_kv_gets_its_share_of_what_the_weights_leave() -> None:
+    plan = plan_memory(DEMAND)
+    page_bytes = 16 * 23_040
+    assert plan.num_pages == int(0.9 * 5 * GIB) // page_bytes
+    assert plan.kv_bytes == plan.num_pages * page_bytes
+    assert plan.kv_tokens == (plan.num_pages - 1) * 16
+    assert plan.weights_bytes + plan.kv_bytes + plan.activations_bytes == plan.total_bytes
+    assert plan.bounded_by == "mem_fraction_static = 0.9"
+
+
+def test_kv_leaves_room_for_the_measured_activation_peak() -> None:
+    plan = plan_memory(demand(activation_peak_bytes=GIB))
+    assert plan.activations_bytes >= GIB
+    assert plan.kv_bytes > 4 * GIB - 16 * 23_040
+    assert plan.bounded_by == "the activation peak of 1.00 GiB (chunked_prefill_size)"
+
+
+def test_kv_can_be_capped_in_tokens() -> None:
+    plan = plan_memory(demand(max_total_tokens=1000))
+    assert plan.kv_tokens == 1008
+    assert plan.num_pages == 64
+    assert plan.bounded_by == "max_total_tokens = 1000"
+
+
+def test_a_cap_that_does_not_bind_is_not_named() -> None:
+    assert plan_memory(demand(max_total_tokens=10**9)).bounded_by == "mem_fraction_static = 0.9"
+
+
+def test_the_table_and_the_pools_tell_the_same() -> None:
+    plan = plan_memory(DEMAND)
+    pools = plan.pools()
+    assert (pools.weights_bytes, pools.kv_bytes, pools.activations_bytes) == (
+        plan.weights_bytes,
+        plan.kv_bytes,
+        plan.activations_bytes,
+    )
+    assert (pools.device, pools.total_bytes, pools.bounded_by) == ("cpu", 8 * GIB, plan.bounded_by)
+    rows = plan.table()
+    assert [row[0] for row in rows] == ["weights", "KV cache", "activations", "total"]
+    assert rows[0][1:3] == ("3.00 GiB", "37.5 %")
+    assert rows[1][3] == f"{plan.kv_tokens} tokens in pages of 16, bounded by mem_fraction_static = 0.9"
+    assert rows[2][3] == "measured peak 256.00 MiB"
+    assert rows[3] == ("total", "8.00 GiB", "100.0 %", "cpu")
+
+
+def test_weights_that_do_not_fit_ask_for_more_memory_or_a_smaller_model() -> None:
+    """Behaviour 62: a device too small for the weights is never answered with a share or a chunk."""
+    for total in (2 * GIB, 3 * GIB):
+        with pytest.raises(MemoryPlanError) as caught:
+            plan_memory(demand(total_bytes=total))
+        text = str(caught.value)
+        assert caught.value.advice.setting == "device_memory"
+        assert "3.00 GiB" in text
+        assert "smaller model" in text
+        assert "mem-fraction" not in text
+        assert "chunk" not in text
+
+
+def failing(**changes: object) -> tuple[str, str]:
+    with pytest.raises(MemoryPlanError) as caught:
+        plan_memory(demand(**changes))
+    return caught.value.advice.setting, str(caught.value)
+
+
+def test_a_share_too_small_is_to_be_raised_to_what_would_do() -> None:
+    """Behaviour 62: the number advised works."""
+    setting, text = failing(mem_fraction_static=0.1, min_context_tokens=100_000)
+    assert setting == "mem_fraction_static"
+    assert "to 0.43 or more" in text
+    assert plan_memory(demand(mem_fraction_static=0.43, min_context_tokens=100_000)).kv_tokens >= 100_000
+
+
+def test_activations_too_large_ask_for_a_smaller_chunk() -> None:
+    """Behaviour 62: where the activations are in the way, a larger share would make it worse."""
+    setting, text = failing(activation_peak_bytes=5 * GIB)
+    assert setting == "chunked_prefill_size"
+    assert "mem-fraction" not in text
+    assert "leave 0 B" in text
+
+
+def test_a_cap_too_small_is_to_be_raised() -> None:
+    setting, text = failing(max_total_tokens=1000, min_context_tokens=4096)
+    assert setting == "max_total_tokens"
+    assert "to 4096 or more" in text
+    plan_memory(demand(max_total_tokens=4096, min_context_tokens=4096))
+
+
+def test_a_device_too_small_for_one_request_is_to_be_larger() -> None:
+    setting, text = failing(total_bytes=3 * GIB + MIB, activation_peak_bytes=0, min_context_tokens=4096)
+    assert setting == "device_memory"
+    assert "leave 1.00 MiB" in text
+    assert failing(total_bytes=3 * GIB + 1)[0] == "device_memory"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mem_fraction_static": 0.0},
+        {"mem_fraction_static": 1.0},
+        {"mem_fraction_static": float("nan")},
+        {"page_size": 0},
+        {"kv_bytes_per_token": 0},
+        {"min_context_tokens": 0},
+    ],
+)
+def test_settings_out_of_range_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"mem_fraction_static|at least 1"):
+        plan_memory(demand(**changes))
+
+
+@pytest.mark.parametrize(
+    ("device_bytes", "chunk"),
+    [
+        (8 * GIB, 2048),
+        (20 * GIB - 1, 2048),
+        (20 * GIB, 4096),
+        (60 * GIB - 1, 4096),
+        (60 * GIB, 8192),
+        (160 * GIB - 1, 8192),
+        (160 * GIB, 16384),
+    ],
+)
+def test_the_chunk_follows_the_device(device_bytes: int, chunk: int) -> None:
+    assert chunked_prefill_size_for(device_bytes) == chunk
+
+
+demands = st.builds(
+    MemoryDemand,
+    device=st.just("cpu"),
+    total_bytes=st.integers(1, 1 << 20),
+    weights_bytes=st.integers(0, 1 << 20),
+    activation_peak_bytes=st.integers(0, 1 << 19),
+    kv_bytes_per_token=st.integers(1, 600),
+    page_size=st.sampled_from([1, 2, 16, 64]),
+    mem_fraction_static=st.floats(0.001, 0.999),
+    max_total_tokens=st.none() | st.integers(1, 5000),
+    min_context_tokens=st.integers(1, 5000),
+)
+
+
+@settings(max_examples=500)
+@given(demands)
+def test_every_plan_keeps_its_promises_and_every_advice_helps(wanted: MemoryDemand) -> None:
+    """Behaviour 62: following the advice, with the number it gives, removes that obstacle."""
+    try:
+        plan = plan_memory(wanted)
+    except MemoryPlanError as error:
+        setting = error.advice.setting
+        if setting == "mem_fraction_static":
+            share = float(str(error).split("--mem-fraction-static to ")[1].split()[0])
+            assert wanted.mem_fraction_static < share < 1
+            assert _next_obstacle(dataclasses.replace(wanted, mem_fraction_static=share)) != setting
+        elif setting == "max_total_tokens":
+            tokens = int(str(error).split("--max-total-tokens to ")[1].split()[0])
+            assert _next_obstacle(dataclasses.replace(wanted, max_total_tokens=tokens)) != setting
+        elif setting == "chunked_prefill_size":
+            assert _next_obstacle(dataclasses.replace(wanted, activation_peak_bytes=0)) != setting
+        else:
+            assert setting == "device_memory"
+            larger = dataclasses.replace(wanted, total_bytes=1 << 40, mem_fraction_static=0.9)
+            assert _next_obstacle(larger) in (None, "max_total_tokens")
+        return
+    assert plan.weights_bytes + plan.kv_bytes + plan.activations_bytes == plan.total_bytes
+    assert plan.activations_bytes >= wanted.activation_peak_bytes
+    assert plan.kv_bytes <= wanted.mem_fraction_static * (wanted.total_bytes - wanted.weights_bytes)
+    assert plan.kv_tokens >= wanted.min_context_tokens
+    if wanted.max_total_tokens is not None:
+        assert plan.kv_tokens < wanted.max_total_tokens + wanted.page_size
+
+
+def _next_obstacle(wanted: MemoryDemand) -> str | None:
+    try:
+        plan_memory(wanted)
+    except MemoryPlanError as error:
+        return error.advice.setting
+    return None
+
+
+def test_every_bound_is_reached() -> None:
+    bounds = [
+        plan_memory(DEMAND).bounded_by,
+        plan_memory(demand(activation_peak_bytes=GIB)).bounded_by,
+        plan_memory(demand(max_total_tokens=1000)).bounded_by,
+    ]
+    for bound, words in zip((Bound.FRACTION, Bound.ACTIVATIONS, Bound.CAP), bounds, strict=True):
+        assert bound.value in words
