@@ -39,7 +39,7 @@ from radixfleet.answers import (
 from radixfleet.channel import open_channel
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
-from radixfleet.errors import DeadlineExceeded, InternalError, RadixfleetError
+from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
 from radixfleet.retry import RetryPolicy
 from radixfleet.status import error_from_rpc
 from radixfleet.types import ModelInfo, TokenArray
@@ -66,6 +66,7 @@ class Client:
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
         self._clock = clock or MonotonicClock()
+        self._closed = False
         self._random = random or Random()  # noqa: S311  spreads retries, guards nothing
 
     async def __aenter__(self) -> Client:
@@ -77,7 +78,8 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """End what is running and close the connection."""
+        """End what is running (it raises Cancelled) and close the connection."""
+        self._closed = True
         await self._channel.close(None)
 
     # Inference: a router or a worker answers.
@@ -127,6 +129,9 @@ class Client:
                     held.clear()
         except grpc.aio.AioRpcError as error:
             raise error_from_rpc(error) from error
+        except asyncio.CancelledError:
+            self._check_closed()
+            raise
         finally:
             call.cancel()
         if finished is None:
@@ -261,7 +266,16 @@ class Client:
                 return await method(request, timeout=self._left_s(deadline))
             except grpc.aio.AioRpcError as error:
                 await self._wait_for_retry(error_from_rpc(error), retry, deadline)
+            except asyncio.CancelledError:
+                self._check_closed()
+                raise
             retry += 1
+
+    def _check_closed(self) -> None:
+        """Closing the channel cancels its calls; a task that nobody cancelled must not take that for its own end."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
+            raise Cancelled("the client was closed")
 
     async def _wait_for_retry(self, error: RadixfleetError, retry: int, deadline: float | None) -> None:
         """Return when the next try is due; raise `error` when there is to be none."""

@@ -36,7 +36,7 @@ def finished(text: str = "", **fields: object) -> inference_pb2.GenerateResponse
 
 @dataclass
 class FakeInference(inference_pb2_grpc.InferenceServicer):
-    """Plays one script a Generate call; the last one again when they run out. Unary calls raise `unary_errors` in turn first."""
+    """Plays one script a Generate call, the last again when they run out. Unary calls first raise `unary_errors`."""
 
     scripts: Sequence[Sequence[Act]] = ()
     unary_errors: list[RadixfleetError] = field(default_factory=list)
@@ -44,12 +44,15 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     timeouts_s: list[float | None] = field(default_factory=list)
     outcomes: list[str] = field(default_factory=list)
     """How each Generate call ended: "done", "failed" or "cancelled"."""
+    received: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a Generate call has come."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a Generate call ends."""
+    """Set when a Generate call has ended."""
 
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]
         self.requests.append(request)
         self.timeouts_s.append(context.time_remaining())
+        self.received.set()
         outcome = "cancelled"
         try:
             for act in self.scripts[min(len(self.requests), len(self.scripts)) - 1]:
