@@ -1,0 +1,177 @@
+"""What a worker shows to Prometheus. One registry a worker, so that a process can hold many.
+
+Used from the front's event loop; Prometheus reads from a thread of its own, which its library allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from radixfleet.telemetry import (
+    INTER_TOKEN_BUCKETS_S,
+    QUEUE_BUCKETS_S,
+    REQUEST_BUCKETS_S,
+    STEP_BUCKETS_S,
+    TTFT_BUCKETS_S,
+)
+from radixfleet.types import Capacity, Load, MemoryPools, WorkerStatus
+
+_BUBBLE_BUCKETS_S = (1e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
+
+_ENGINE_COUNTERS = {
+    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "cached_tokens": "Prompt tokens whose KV was found in the cache at admission.",
+    "computed_prompt_tokens": "Prompt tokens computed, those computed again after a retraction among them.",
+    "generated_tokens": "Tokens generated.",
+    "retractions": "Requests put back into the queue because the KV pool ran full.",
+    "steps": "Steps that the device ended.",
+    "failed_steps": "Steps that failed as a whole.",
+}
+"""Of the engine's totals (`Report.counters`), those shown: name there -> help."""
+
+
+class Outcome(StrEnum):
+    """How a request ended, as its client saw it. Cancelled is neither success nor failure."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+    """Ended by Worker.Abort or by a drain."""
+    CANCELLED = "cancelled"
+    """The client went away."""
+    DEADLINE = "deadline"
+    """The client's deadline passed."""
+    REFUSED = "refused"
+    """The request itself was wrong."""
+    UNAVAILABLE = "unavailable"
+    """Not serving, or the engine died."""
+    FAILED = "failed"
+    """Our own fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """Constants of one worker, as labels of `radixfleet_worker_build_info`."""
+
+    version: str
+    worker_id: str
+    model: str
+    runner: str
+
+
+class WorkerMetrics:
+    """All series of one worker, named radixfleet_worker_*."""
+
+    def __init__(self, build: BuildInfo) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._gauge(
+            "build_info", "Constant 1; the labels say what runs.", "version", "worker_id", "model", "runner"
+        ).labels(build.version, build.worker_id, build.model, build.runner).set(1)
+        self._status = self._gauge("status", "1 for the status that the worker is in, 0 for the others.", "status")
+        self._running = self._gauge("running_requests", "Requests that have a place in the engine.")
+        self._waiting = self._gauge("waiting_requests", "Requests in the queue.")
+        self._outstanding = self._gauge(
+            "outstanding_prompt_tokens",
+            "Prompt tokens of waiting and prefilling requests, not cached and not computed.",
+        )
+        self._kv_used = self._gauge("kv_used_tokens", "KV tokens that requests use and that cannot be evicted.")
+        self._kv_evictable = self._gauge("kv_evictable_tokens", "KV tokens in the cache that could be evicted at once.")
+        self._kv_total = self._gauge("kv_total_tokens", "KV tokens that the pool holds.")
+        self._pool_bytes = self._gauge("memory_bytes", "Device memory by pool: weights, kv, activations.", "pool")
+        self._device_bytes = self._gauge("device_memory_bytes", "Device memory that was planned with.")
+        self._ttft = self._histogram("ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS_S)
+        self._inter_token = self._histogram("inter_token_seconds", "Between two tokens.", INTER_TOKEN_BUCKETS_S)
+        self._queue = self._histogram("queue_seconds", "From arrival to the first step.", QUEUE_BUCKETS_S)
+        self._request = self._histogram(
+            "request_seconds", "From arrival to the end, however it came.", REQUEST_BUCKETS_S
+        )
+        self._step = self._histogram("step_seconds", "Duration of a step on the device.", STEP_BUCKETS_S)
+        self._bubble = self._histogram(
+            "bubble_seconds", "Time before a step that the device idled while work was waiting.", _BUBBLE_BUCKETS_S
+        )
+        self._requests = self._counter("requests", "Requests by outcome.", "outcome")
+        self._restarts = self._counter("engine_restarts", "Times that the engine died and was started again.")
+        self._engine = {name: self._counter(name, text) for name, text in _ENGINE_COUNTERS.items()}
+        self._engine["scheduling_s"] = self._counter(
+            "scheduling_seconds", "Seconds that the engine's thread spent on scheduling."
+        )
+        self._totals: dict[str, float] = {}
+        """The engine's totals as last seen; they begin at 0 with each incarnation."""
+        for outcome in Outcome:
+            self._requests.labels(outcome.value)
+        self.status_changed(WorkerStatus.LOADING)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"radixfleet_worker_{name}", text, labels, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"radixfleet_worker_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"radixfleet_worker_{name}", text, buckets=buckets, registry=self.registry)
+
+    def status_changed(self, status: WorkerStatus) -> None:
+        """The worker's status is `status` from now on."""
+        for each in WorkerStatus:
+            self._status.labels(each.value).set(each is status)
+
+    def engine_started(self, capacity: Capacity, memory: MemoryPools) -> None:
+        """An engine is ready."""
+        self._kv_total.set(capacity.kv_tokens)
+        self._device_bytes.set(memory.total_bytes)
+        for pool, size in (
+            ("weights", memory.weights_bytes),
+            ("kv", memory.kv_bytes),
+            ("activations", memory.activations_bytes),
+        ):
+            self._pool_bytes.labels(pool).set(size)
+
+    def engine_lost(self) -> None:
+        """The engine died: nothing runs, nothing is cached, its totals begin again."""
+        self._restarts.inc()
+        self._totals = {}
+        self._show_load(Load())
+
+    def report(
+        self, load: Load, counters: Mapping[str, float], step_s: Sequence[float], bubble_s: Sequence[float]
+    ) -> None:
+        """The engine's report: its load, its totals, and the steps since the last one."""
+        self._show_load(load)
+        for name, counter in self._engine.items():
+            total = counters.get(name, 0.0)
+            counter.inc(max(0.0, total - self._totals.get(name, 0.0)))
+        self._totals = dict(counters)
+        for duration in step_s:
+            self._step.observe(duration)
+        for duration in bubble_s:
+            self._bubble.observe(duration)
+
+    def _show_load(self, load: Load) -> None:
+        self._running.set(load.running_requests)
+        self._waiting.set(load.waiting_requests)
+        self._outstanding.set(load.outstanding_prompt_tokens)
+        self._kv_used.set(load.kv_protected_tokens)
+        self._kv_evictable.set(load.kv_evictable_tokens)
+
+    def admitted(self, queue_s: float) -> None:
+        """A request left the queue."""
+        self._queue.observe(queue_s)
+
+    def first_token(self, ttft_s: float) -> None:
+        """A request has its first token."""
+        self._ttft.observe(ttft_s)
+
+    def tokens(self, count: int, seconds: float) -> None:
+        """`count` further tokens of a request came `seconds` after the one before."""
+        for _ in range(count):
+            self._inter_token.observe(seconds / count)
+
+    def ended(self, outcome: Outcome, seconds: float) -> None:
+        """A request ended, `seconds` after it came."""
+        self._requests.labels(outcome.value).inc()
+        self._request.observe(seconds)

@@ -1,0 +1,242 @@
+"""One request from its submission to its one outcome, in two halves that wait for nothing but their own side.
+
+    engine --Progress--> _read: tokens to text, stop strings, times --> _Outbox --> responses --> gRPC --> client
+
+The halves are two tasks. A client that reads slowly holds back `responses` alone (gRPC's flow control suspends it),
+while `_read` still ends the request at a stop string, and takes the times, when they are due. What piles up in between
+is joined into one Delta, so it is bounded by max_new_tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from radixfleet import convert
+from radixfleet.clock import Clock
+from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable, UnknownModel
+from radixfleet.types import ExecutionId, FinishReason, Usage, WorkerId
+from radixfleet.v1 import inference_pb2, worker_pb2
+from worker.core.messages import Admitted
+from worker.engine.handle import Progress, RequestStream
+from worker.metrics import Outcome, WorkerMetrics
+from worker.servicer.state import StateFeed
+from worker.text.output import OutputText
+
+_OUTCOMES = {
+    FinishReason.STOP: Outcome.STOP,
+    FinishReason.LENGTH: Outcome.LENGTH,
+    FinishReason.ABORT: Outcome.ABORTED,
+}
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """How a request that ended with `error` is counted."""
+    if isinstance(error, asyncio.CancelledError):
+        return Outcome.CANCELLED
+    if isinstance(error, InvalidRequest | UnknownModel):
+        return Outcome.REFUSED
+    return Outcome.UNAVAILABLE if isinstance(error, Unavailable | Overloaded) else Outcome.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The names of a request."""
+
+    execution_id: ExecutionId
+    request_id: str
+    worker_id: WorkerId
+    lease_id: str
+    """Empty when no router booked the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Who hears what becomes of requests: the metrics, and through the feed the routers that booked them."""
+
+    clock: Clock
+    metrics: WorkerMetrics
+    feed: StateFeed
+
+    def tell(self, identity: Identity, phase: worker_pb2.LeaseEvent.Phase.ValueType, cached_tokens: int = 0) -> None:
+        """A leased request reached a phase."""
+        if identity.lease_id:
+            self.feed.lease_event(
+                worker_pb2.LeaseEvent(lease_id=identity.lease_id, phase=phase, cached_tokens=cached_tokens)
+            )
+
+
+@dataclass(slots=True)
+class _Outbox:
+    """What the client has not been sent yet, in the order in which it will be."""
+
+    started: inference_pb2.Started | None = None
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finished: inference_pb2.Finished | None = None
+
+    def take(self) -> list[inference_pb2.GenerateResponse]:
+        """Empty the box into messages."""
+        responses = []
+        if self.started is not None:
+            responses.append(inference_pb2.GenerateResponse(started=self.started))
+        if self.token_ids:
+            delta = inference_pb2.Delta(token_ids=self.token_ids, text="".join(self.text))
+            responses.append(inference_pb2.GenerateResponse(delta=delta))
+        if self.finished is not None:
+            responses.append(inference_pb2.GenerateResponse(finished=self.finished))
+        self.started, self.token_ids, self.text, self.finished = None, [], [], None
+        return responses
+
+
+class Generation:
+    """See the module. The outcome is set once, by whoever comes first: the end of the stream, or `close`."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        prompt_tokens: int,
+        stream: RequestStream,
+        text: OutputText,
+        observer: Observer,
+        *,
+        arrived_s: float,
+    ) -> None:
+        """Begins to read at once, so it needs a running event loop. `arrived_s`: when the request came."""
+        self.identity = identity
+        self.outcome: Outcome | None = None
+        """None while it runs."""
+        self._prompt_tokens = prompt_tokens
+        self._stream = stream
+        self._text = text
+        self._observer = observer
+        self._arrived_s = arrived_s
+        self._admitted_s: float | None = None
+        self._first_token_s: float | None = None
+        self._last_token_s = arrived_s
+        self._cached_tokens = 0
+        self._completion_tokens = 0
+        self._outbox = _Outbox()
+        self._news = asyncio.Event()
+        """The outbox was filled, or the reading has ended."""
+        self._error: RadixfleetError | None = None
+        self._reader = asyncio.create_task(self._read(), name=f"generation {identity.execution_id}")
+
+    @property
+    def uid(self) -> int:
+        """The engine's number for it."""
+        return self._stream.uid
+
+    async def responses(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """What the client is sent; raises the error that ended the request, if one did. For one reader."""
+        while not self._reader.done() or self._news.is_set():
+            await self._news.wait()
+            self._news.clear()
+            for response in self._outbox.take():
+                yield response
+        await self._reader
+        if self._error is not None:
+            raise self._error
+
+    def close(self, outcome: Outcome) -> None:
+        """Nobody reads on: abort the request, unless it has ended. Idempotent."""
+        self._settle(outcome)
+        self._stream.close()
+
+    async def _read(self) -> None:
+        try:
+            async for progress in self._stream:
+                self._take(progress)
+                self._news.set()
+        except RadixfleetError as error:
+            self._error = error
+            self._settle(outcome_of(error))
+        finally:
+            self._settle(Outcome.FAILED)
+            self._stream.close()
+            self._news.set()
+
+    def _take(self, progress: Progress) -> None:
+        if progress.admitted is not None:
+            self._admit(progress.admitted)
+        if progress.token_ids:
+            self._add_tokens(progress.token_ids)
+        if self._text.matched_stop is not None:
+            self._finish(FinishReason.STOP, None)
+            self._stream.close()
+        elif progress.ended is not None:
+            assert progress.ended.reason is not None, "a failed request raises"
+            self._finish(progress.ended.reason, progress.ended.matched_token_id)
+
+    def _admit(self, admitted: Admitted) -> None:
+        self._admitted_s = admitted.at_s
+        self._cached_tokens = admitted.cached_tokens
+        self._observer.metrics.admitted(max(0.0, admitted.at_s - self._arrived_s))
+        self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_STARTED, admitted.cached_tokens)
+        self._start()
+
+    def _start(self) -> None:
+        self._outbox.started = inference_pb2.Started(
+            request_id=self.identity.request_id,
+            execution_id=self.identity.execution_id,
+            worker_id=self.identity.worker_id,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+
+    def _add_tokens(self, token_ids: Sequence[int]) -> None:
+        """Tokens that came together, up to the one that completes a stop string."""
+        count = 0
+        for count, token_id in enumerate(token_ids, start=1):  # noqa: B007  counted on purpose
+            self._outbox.text.append(self._text.push(token_id))
+            if self._text.matched_stop is not None:
+                break
+        self._outbox.token_ids += token_ids[:count]
+        self._completion_tokens += count
+        now_s = self._observer.clock.now()
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+            self._observer.metrics.first_token(now_s - self._arrived_s)
+            self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_FIRST_TOKEN, self._cached_tokens)
+        else:
+            self._observer.metrics.tokens(count, now_s - self._last_token_s)
+        self._last_token_s = now_s
+
+    def _finish(self, reason: FinishReason, matched_token_id: int | None) -> None:
+        if self._admitted_s is None:
+            self._start()  # aborted in the queue: the order of messages is the same
+        tail = self._text.finish()
+        matched_stop = self._text.matched_stop
+        if matched_stop is not None:  # perhaps only now: the last bytes held back can complete one
+            reason, matched_token_id = FinishReason.STOP, None
+        usage = convert.usage_to_pb(self._usage())
+        finished = inference_pb2.Finished(reason=convert.finish_reason_to_pb(reason), text=tail, usage=usage)
+        if matched_stop is not None:
+            finished.matched_stop = matched_stop
+        elif matched_token_id is not None:
+            finished.matched_token_id = matched_token_id
+        self._outbox.finished = finished
+        self._settle(_OUTCOMES[reason])
+
+    def _usage(self) -> Usage:
+        """Three spans of time that join; those that the request did not reach are 0."""
+        now_s = self._observer.clock.now()
+        admitted_s = now_s if self._admitted_s is None else self._admitted_s
+        first_token_s = now_s if self._first_token_s is None else self._first_token_s
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+            completion_tokens=self._completion_tokens,
+            queue_s=max(0.0, admitted_s - self._arrived_s),
+            prefill_s=max(0.0, first_token_s - admitted_s),
+            decode_s=max(0.0, now_s - first_token_s),
+        )
+
+    def _settle(self, outcome: Outcome) -> None:
+        """The one place where a request's outcome is counted and told."""
+        if self.outcome is not None:
+            return
+        self.outcome = outcome
+        self._observer.metrics.ended(outcome, self._observer.clock.now() - self._arrived_s)
+        self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_ENDED, self._cached_tokens)

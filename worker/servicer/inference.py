@@ -1,0 +1,101 @@
+"""The Inference service of a worker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc.aio
+import numpy as np
+
+from radixfleet import convert
+from radixfleet.clock import Clock
+from radixfleet.errors import UnknownModel
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc
+from worker.metrics import Outcome, WorkerMetrics
+from worker.servicer.description import Description
+from worker.servicer.generation import Generation, outcome_of
+from worker.servicer.intake import Intake
+from worker.servicer.requests import RunningRequests
+
+EXECUTION_ID_HEADER = "radixfleet-execution-id"
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """Methods raise RadixfleetErrors; the server's interceptor makes statuses of them."""
+
+    def __init__(
+        self,
+        description: Description,
+        intake: Intake,
+        requests: RunningRequests,
+        metrics: WorkerMetrics,
+        clock: Clock,
+    ) -> None:
+        self._description = description
+        self._intake = intake
+        self._requests = requests
+        self._metrics = metrics
+        self._clock = clock
+
+    async def Generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse],
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Started, Delta, ..., Finished."""
+        generation = await self._start(request)
+        try:
+            await context.send_initial_metadata(((EXECUTION_ID_HEADER, generation.identity.execution_id),))
+            async for response in generation.responses():
+                yield response
+        finally:
+            self._requests.end(generation, _why_gone(context))
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.TokenizeResponse:
+        """The ids that Generate would compute on."""
+        self._require_model(request.model)
+        tokens = await self._intake.tokenize(request.prompt)
+        return inference_pb2.TokenizeResponse(token_ids=tokens.tolist())
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.DetokenizeResponse:
+        """The text of ids."""
+        self._require_model(request.model)
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        ids = np.array(request.token_ids, dtype=np.uint32)
+        return inference_pb2.DetokenizeResponse(text=await self._intake.detokenize(ids, skip_special_tokens=skip))
+
+    async def GetModelInfo(
+        self, request: inference_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> inference_pb2.ModelInfo:
+        """The model; UNAVAILABLE while its limits are not known yet."""
+        self._require_model(request.model)
+        return convert.model_info_to_pb(self._description.model_info(self._requests.require_loaded()))
+
+    async def _start(self, request: inference_pb2.GenerateRequest) -> Generation:
+        """Validate, tokenize, submit. What fails here has an outcome, too."""
+        arrived_s = self._clock.now()
+        try:
+            convert.check_names(request)
+            self._require_model(request.model)
+            prepared = await self._intake.prepare(request, self._requests.require_serving())
+            return self._requests.start(request, prepared, arrived_s=arrived_s)
+        except BaseException as error:
+            self._metrics.ended(outcome_of(error), self._clock.now() - arrived_s)
+            raise
+
+    def _require_model(self, model: str) -> None:
+        if model and model != self._description.model:
+            raise UnknownModel(
+                f"model {model!r} is not served here; this worker serves {self._description.model!r}", model=model
+            )
+
+
+def _why_gone(context: grpc.aio.ServicerContext[Any, Any]) -> Outcome:
+    """Why a client reads no further."""
+    remaining_s = context.time_remaining()
+    return Outcome.DEADLINE if remaining_s is not None and remaining_s <= 0 else Outcome.CANCELLED

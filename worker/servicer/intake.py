@@ -1,0 +1,139 @@
+"""From a GenerateRequest to what the engine computes: tokens, limits, every default filled in. Refuses what cannot be.
+
+Tokenizing and whatever else takes time in proportion to the request happens on a few threads, never on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from radixfleet import blocks, convert
+from radixfleet.errors import InvalidRequest
+from radixfleet.text import Tokenizer
+from radixfleet.types import SamplingParams, TokenArray
+from radixfleet.v1 import inference_pb2
+from worker.core.messages import Ready, Submit
+from worker.scheduling.limits import Limits
+from worker.text.stop_strings import StopStrings
+
+Result = TypeVar("Result")
+
+_CHEAP_PROMPT_BYTES = 64 * 1024
+_CHEAP_STOP_CHARACTERS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be submitted."""
+
+    tokens: TokenArray
+    sampling: SamplingParams
+    stops: StopStrings | None
+    stop_token_ids: tuple[int, ...]
+    """All that end the generation: the model's end-of-sequence tokens, unless ignored, and the request's own."""
+    max_new_tokens: int
+    namespace: tuple[str, ...]
+    priority: int
+
+    def submit(self, uid: int) -> Submit:
+        """The engine's form of it."""
+        sampling = self.sampling
+        return Submit(
+            uid=uid,
+            token_ids=self.tokens.view(np.int32),
+            namespace=self.namespace,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            seed=sampling.seed if sampling.seed is not None else secrets.randbits(63),
+            max_new_tokens=self.max_new_tokens,
+            min_new_tokens=sampling.min_new_tokens,
+            stop_token_ids=self.stop_token_ids,
+            priority=self.priority,
+        )
+
+
+class Intake:
+    """Prepares requests for one model."""
+
+    def __init__(self, model: str, tokenizer: Tokenizer, threads: Executor, *, default_max_new_tokens: int) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._threads = threads
+        self._default_max_new_tokens = default_max_new_tokens
+
+    async def prepare(self, request: inference_pb2.GenerateRequest, ready: Ready) -> Prepared:
+        """Validate against what the engine can hold. Raises InvalidRequest."""
+        if _is_cheap(request):
+            return self._prepare(request, ready)
+        return await self._on_thread(lambda: self._prepare(request, ready))
+
+    async def tokenize(self, prompt: inference_pb2.Prompt) -> TokenArray:
+        """The tokens of a prompt, at least one. Raises InvalidRequest."""
+        return await self._on_thread(lambda: self._tokens(prompt))
+
+    async def detokenize(self, ids: TokenArray, *, skip_special_tokens: bool) -> str:
+        """The text of token ids. Raises InvalidRequest."""
+
+        def decode() -> str:
+            convert.check_tokens(ids, vocab_size=self._tokenizer.vocab_size, field="token_ids")
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._on_thread(decode) if len(ids) else ""
+
+    async def _on_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _prepare(self, request: inference_pb2.GenerateRequest, ready: Ready) -> Prepared:
+        sampling = convert.sampling_params(request.sampling, vocab_size=self._tokenizer.vocab_size)
+        tokens = self._tokens(request.prompt)
+        end_of_sequence = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
+        return Prepared(
+            tokens=tokens,
+            sampling=sampling,
+            stops=StopStrings(sampling.stop) if sampling.stop else None,
+            stop_token_ids=tuple(dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids))),
+            max_new_tokens=self._max_new_tokens(sampling, len(tokens), Limits.from_ready(ready)),
+            namespace=blocks.namespace(self._model, request.cache_salt),
+            priority=request.priority,
+        )
+
+    def _tokens(self, prompt: inference_pb2.Prompt) -> TokenArray:
+        tokens = self._tokenizer.encode_prompt(convert.prompt_form(prompt))
+        convert.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
+        return tokens
+
+    def _max_new_tokens(self, sampling: SamplingParams, num_prompt: int, limits: Limits) -> int:
+        """What the client asked for, or the default as far as context and KV pool allow."""
+        wanted = sampling.max_new_tokens
+        if wanted is None:
+            room = min(limits.max_context_tokens - num_prompt, limits.kv_tokens - num_prompt + 1)
+            wanted = max(1, sampling.min_new_tokens, min(self._default_max_new_tokens, room))
+        refusal = limits.refusal(num_prompt, wanted)
+        if refusal is not None:
+            raise InvalidRequest(
+                refusal,
+                field="prompt" if limits.refusal(num_prompt, 1) is not None else "sampling.max_new_tokens",
+                prompt_tokens=str(num_prompt),
+                max_new_tokens=str(wanted),
+                max_context_tokens=str(limits.max_context_tokens),
+                kv_tokens=str(limits.kv_tokens),
+            )
+        return wanted
+
+
+def _is_cheap(request: inference_pb2.GenerateRequest) -> bool:
+    """Token ids, so few of anything that a thread would cost more than it saves."""
+    return (
+        request.prompt.WhichOneof("form") == "token_ids"
+        and request.prompt.ByteSize() <= _CHEAP_PROMPT_BYTES
+        and sum(map(len, request.sampling.stop)) <= _CHEAP_STOP_CHARACTERS
+    )

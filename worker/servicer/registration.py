@@ -1,0 +1,98 @@
+"""Makes the worker known to its routers, again and again, so that it does not matter who starts first or restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Self
+
+import grpc.aio
+import structlog
+
+from radixfleet.channel import open_channel
+from radixfleet.types import WorkerId
+from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
+
+REGISTER_EVERY_S = 5.0
+_RETRY_FIRST_S = 0.2
+_CALL_S = 5.0
+_LEAVE_S = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Registration:
+    """Keeps the worker registered at every router while the block lasts, and takes it off their lists at the end."""
+
+    def __init__(self, routers: Sequence[str], worker_id: WorkerId, port: int, address: str | None) -> None:
+        """`address`: host:port at which routers reach the worker; None: this machine's address towards each router."""
+        self._routers = routers
+        self._worker_id = worker_id
+        self._port = port
+        self._address = address
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [
+            asyncio.create_task(self._keep_registered(router), name=f"registration at {router}")
+            for router in self._routers
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(self._leave(router) for router in self._routers))
+
+    async def _keep_registered(self, router: str) -> None:
+        """Registering again is harmless, and finds out a router that was restarted and has forgotten."""
+        pause_s = _RETRY_FIRST_S
+        known = True
+        async with open_channel(router) as channel:
+            stub = fleet_pb2_grpc.FleetStub(channel)
+            while True:
+                try:
+                    request = fleet_pb2.RegisterRequest(address=await self._address_for(router))
+                    response = await stub.Register(request, timeout=_CALL_S)
+                except (grpc.aio.AioRpcError, OSError) as error:
+                    if known:
+                        _log.warning("a router cannot be reached; trying on", router=router, error=_words(error))
+                    known = False
+                    pause_s = min(2 * pause_s, REGISTER_EVERY_S)
+                else:
+                    if response.added or not known:
+                        _log.info("registered", router=router, address=request.address)
+                    known = True
+                    pause_s = REGISTER_EVERY_S
+                await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311  spreads a fleet's calls
+
+    async def _leave(self, router: str) -> None:
+        """Best effort: a router that is not there has nothing to forget."""
+        async with open_channel(router) as channel:
+            stub = fleet_pb2_grpc.FleetStub(channel)
+            with suppress(grpc.aio.AioRpcError):
+                await stub.Remove(fleet_pb2.RemoveRequest(worker_id=self._worker_id), timeout=_LEAVE_S)
+
+    async def _address_for(self, router: str) -> str:
+        if self._address is not None:
+            return self._address
+        host = await asyncio.to_thread(_own_address_towards, router)
+        return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+
+def _own_address_towards(router: str) -> str:
+    """The address from which this machine reaches the router. Connecting a datagram socket sends nothing."""
+    host, _, port = router.rpartition(":")
+    family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        own: str = probe.getsockname()[0]
+        return own
+
+
+def _words(error: Exception) -> str:
+    return str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)

@@ -1,0 +1,133 @@
+"""The requests that this worker serves right now: started, aborted by execution id, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from functools import partial
+
+import structlog
+
+from radixfleet.errors import Unavailable
+from radixfleet.text import Tokenizer
+from radixfleet.types import ExecutionId, WorkerId, WorkerStatus
+from radixfleet.v1 import inference_pb2
+from worker.core.messages import Ready
+from worker.engine.handle import EngineHandle
+from worker.metrics import Outcome
+from worker.servicer.generation import Generation, Identity, Observer
+from worker.servicer.intake import Prepared
+from worker.text.detokenizer import Detokenizer
+from worker.text.output import OutputText
+from worker.text.stop_strings import StopMatcher
+
+_RETRY_AFTER_S = 1.0
+_FLUSH_S = 5.0
+"""How long clients may take to read the end of aborted requests."""
+
+_REFUSALS = {
+    WorkerStatus.LOADING: "the worker is loading its model; try again soon",
+    WorkerStatus.DRAINING: "the worker is draining; send the request to another worker",
+    WorkerStatus.FAILED: "the worker's engine has failed; try another worker, or this one later",
+}
+
+_log = structlog.get_logger(__name__)
+
+
+class RunningRequests:
+    """Every request from submission until its client has been told its end, or has gone."""
+
+    def __init__(self, worker_id: WorkerId, engine: EngineHandle, tokenizer: Tokenizer, observer: Observer) -> None:
+        self._worker_id = worker_id
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._observer = observer
+        self._running: dict[ExecutionId, Generation] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def require_serving(self) -> Ready:
+        """What the engine can hold. Raises Unavailable unless the worker takes requests."""
+        status = self._observer.feed.status
+        if status is not WorkerStatus.SERVING:
+            raise Unavailable(_REFUSALS[status], retry_after_s=_RETRY_AFTER_S)
+        return self.require_loaded()
+
+    def require_loaded(self) -> Ready:
+        """What the engine found when it loaded. Raises Unavailable before that."""
+        ready = self._engine.last_ready
+        if ready is None:
+            raise Unavailable(_REFUSALS[WorkerStatus.LOADING], retry_after_s=_RETRY_AFTER_S)
+        return ready
+
+    def start(self, request: inference_pb2.GenerateRequest, prepared: Prepared, *, arrived_s: float) -> Generation:
+        """Submit a request; the caller ends it. Raises Unavailable."""
+        self.require_serving()
+        stream = self._engine.submit(prepared.submit(self._engine.next_uid()))
+        generation = Generation(
+            Identity(ExecutionId(secrets.token_hex(12)), request.request_id, self._worker_id, request.lease_id),
+            len(prepared.tokens),
+            stream,
+            self._output_text(prepared),
+            self._observer,
+            arrived_s=arrived_s,
+        )
+        self._running[generation.identity.execution_id] = generation
+        self._empty.clear()
+        return generation
+
+    def end(self, generation: Generation, outcome: Outcome) -> None:
+        """The client has been told the end of a request, or, if it has not ended, has gone: then it is aborted."""
+        generation.close(outcome)
+        identity = generation.identity
+        del self._running[identity.execution_id]
+        if not self._running:
+            self._empty.set()
+        _log.debug(
+            "request ended",
+            request_id=identity.request_id,
+            execution_id=identity.execution_id,
+            outcome=generation.outcome,
+        )
+
+    def abort(self, execution_id: ExecutionId) -> bool:
+        """End a request; its client gets Finished{ABORT}. False when no such request is running."""
+        generation = self._running.get(execution_id)
+        if generation is None or generation.outcome is not None:
+            return False
+        self._engine.abort(generation.uid)
+        return True
+
+    async def drain(self, grace_s: float) -> tuple[int, int]:
+        """Take no new requests, and wait for those running; after the grace they are aborted.
+
+        Returns how many finished by themselves and how many were aborted.
+        """
+        self._observer.feed.drain()
+        running = len(self._running)
+        if await self._is_empty_within(grace_s):
+            return running, 0
+        aborted = sum([self.abort(execution_id) for execution_id in tuple(self._running)])
+        if not await self._is_empty_within(_FLUSH_S):
+            _log.warning("clients did not read the end of their requests", requests=len(self._running))
+        return running - aborted, aborted
+
+    async def _is_empty_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _output_text(self, prepared: Prepared) -> OutputText:
+        skip = prepared.sampling.skip_special_tokens
+        detokenizer = Detokenizer(
+            partial(self._tokenizer.decode, skip_special_tokens=skip),
+            self._tokenizer.special_token_ids if skip else frozenset(),
+        )
+        stops = StopMatcher(prepared.stops) if prepared.stops is not None else None
+        return OutputText(detokenizer, stops, frozenset(prepared.stop_token_ids))

@@ -1,0 +1,230 @@
+"""What a worker says about itself: status, load, cached prefixes and leased requests, as one stream for each watcher.
+
+The engine reports; this folds the reports into updates, at most one about every 100 ms and at least one a second, and
+numbers the changes of the prefixes. All watchers get the same updates, so each of them sees the numbers without a gap;
+one that comes late, falls behind, or sees a new incarnation gets a digest instead.
+
+    engine --Report, StateChange--> StateFeed --StateUpdate--> Watcher, Watcher, ...   (routers)
+    requests --LeaseEvent-------------^   `--status--> health, metrics
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Self
+
+import structlog
+
+from radixfleet import convert
+from radixfleet.types import Load, WorkerStatus
+from radixfleet.v1 import worker_pb2
+from worker.core.messages import Report
+from worker.engine.handle import EngineHandle, Notice, StateChange
+from worker.metrics import WorkerMetrics
+from worker.servicer.prefixes import PrefixChange, PrefixMirror
+
+UPDATE_S = 0.1
+HEARTBEAT_S = 1.0
+_MAX_UNREAD = 64
+_MAX_UNREAD_LEASES = 10_000
+
+_log = structlog.get_logger(__name__)
+
+
+class Watcher(AsyncIterator[worker_pb2.StateUpdate]):
+    """One watcher's place in the stream. Holds a bounded number of updates that were not read yet."""
+
+    def __init__(self, digest: worker_pb2.StateUpdate) -> None:
+        self._unread = deque([digest])
+        self._arrived = asyncio.Event()
+        self._arrived.set()
+
+    @property
+    def behind(self) -> bool:
+        """Too many updates wait: `restart` it instead of adding another."""
+        return len(self._unread) >= _MAX_UNREAD
+
+    def put(self, update: worker_pb2.StateUpdate) -> None:
+        """Add the next update."""
+        self._unread.append(update)
+        self._arrived.set()
+
+    def restart(self, digest: worker_pb2.StateUpdate) -> None:
+        """Replace what is unread by a digest; what became of leased requests is kept."""
+        leases = [event for update in (*self._unread, digest) for event in update.lease_events]
+        self._unread.clear()
+        digest.ClearField("lease_events")
+        digest.lease_events.extend(leases[-_MAX_UNREAD_LEASES:])
+        self.put(digest)
+
+    async def __anext__(self) -> worker_pb2.StateUpdate:
+        """Wait for the next update."""
+        while not self._unread:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._unread.popleft()
+
+
+class StateFeed:
+    """The worker's state, and those who watch it. Use as an async context manager."""
+
+    def __init__(
+        self,
+        engine: EngineHandle,
+        metrics: WorkerMetrics,
+        *,
+        update_s: float = UPDATE_S,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._update_s = update_s
+        self._heartbeat_s = heartbeat_s
+        self._draining = False
+        self._status = self._current_status()
+        self._incarnation = engine.incarnation
+        self._prefixes = PrefixMirror()
+        self._lease_events: list[worker_pb2.LeaseEvent] = []
+        self._watchers: set[Watcher] = set()
+        self._changed = asyncio.Event()
+        self._status_changed = asyncio.Event()
+        """Set, and replaced, at each change."""
+
+    async def __aenter__(self) -> Self:
+        self._unsubscribe = self._engine.subscribe(self._on_notice)
+        self._ticker = asyncio.create_task(self._tick(), name="state updates")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._unsubscribe()
+        self._ticker.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._ticker
+
+    @property
+    def status(self) -> WorkerStatus:
+        """The engine's status; DRAINING when it serves but takes no new requests."""
+        return self._status
+
+    async def status_after(self, seen: WorkerStatus) -> WorkerStatus:
+        """Wait until the status is another than `seen`; returns it."""
+        while self._status is seen:
+            await self._status_changed.wait()
+        return self._status
+
+    @property
+    def num_watchers(self) -> int:
+        """Open state streams."""
+        return len(self._watchers)
+
+    def drain(self) -> None:
+        """The worker takes no new requests from now on."""
+        self._draining = True
+        self._update_status()
+
+    def lease_event(self, event: worker_pb2.LeaseEvent) -> None:
+        """Tell the watchers what became of a leased request."""
+        self._lease_events.append(event)
+        self._changed.set()
+
+    @contextmanager
+    def watch(self) -> Iterator[Watcher]:
+        """A watcher, from now on until the block is left. Its first update is a digest."""
+        watcher = Watcher(self._digest())
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    def _on_notice(self, notice: Notice) -> None:
+        if isinstance(notice, StateChange):
+            self._on_state_change(notice)
+        else:
+            self._on_report(notice)
+
+    def _on_state_change(self, change: StateChange) -> None:
+        if change.status is WorkerStatus.FAILED:
+            _log.error("the engine failed", reason=change.message, final=change.final)
+        ready = self._engine.last_ready
+        if change.status is WorkerStatus.SERVING and ready is not None:
+            self._metrics.engine_started(ready.capacity, ready.memory)
+        restarted = change.incarnation != self._incarnation
+        if restarted:
+            self._metrics.engine_lost()
+            self._incarnation = change.incarnation
+            self._prefixes = PrefixMirror()
+        self._update_status(restarted=restarted)
+
+    def _on_report(self, report: Report) -> None:
+        self._metrics.report(report.load, report.counters, report.step_s, report.bubble_s)
+        self._prefixes.apply(report.evicted_blocks, report.added_blocks)
+        self._changed.set()
+
+    def _current_status(self) -> WorkerStatus:
+        status = self._engine.status
+        return WorkerStatus.DRAINING if self._draining and status is not WorkerStatus.FAILED else status
+
+    def _update_status(self, *, restarted: bool = False) -> None:
+        """Take over the engine's status. Neither its change nor a new incarnation waits for the next update."""
+        status = self._current_status()
+        changed = status is not self._status
+        self._status = status
+        if restarted:
+            for watcher in self._watchers:
+                watcher.restart(self._digest())
+        elif changed:
+            self._publish()
+        if changed:
+            self._metrics.status_changed(status)
+            self._status_changed.set()
+            self._status_changed = asyncio.Event()
+
+    async def _tick(self) -> None:
+        """Publish what has changed, but not more often than every `update_s`; without a change, a heartbeat."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._changed.wait()
+            self._publish()
+            await asyncio.sleep(self._update_s)
+
+    def _publish(self) -> None:
+        """Send every watcher what has changed since the last update."""
+        self._changed.clear()
+        change = self._prefixes.commit()
+        update = self._update(change)
+        for watcher in self._watchers:
+            if watcher.behind:
+                watcher.restart(self._digest(update.lease_events))
+            else:
+                watcher.put(update)
+
+    def _update(self, change: PrefixChange | None) -> worker_pb2.StateUpdate:
+        """The state now, with a change of the prefixes and the lease events since the last update."""
+        update = self._state()
+        if change is not None:
+            update.delta.evicted, update.delta.added = change.evicted, change.added
+        update.lease_events.extend(self._lease_events)
+        self._lease_events.clear()
+        return update
+
+    def _digest(self, lease_events: Iterable[worker_pb2.LeaseEvent] = ()) -> worker_pb2.StateUpdate:
+        """The state now, with all prefixes as of the last update."""
+        update = self._state()
+        update.digest.block_hashes = self._prefixes.digest()
+        update.lease_events.extend(lease_events)
+        return update
+
+    def _state(self) -> worker_pb2.StateUpdate:
+        report, ready = self._engine.last_report, self._engine.last_ready
+        return worker_pb2.StateUpdate(
+            incarnation=self._incarnation,
+            sequence=self._prefixes.sequence,
+            status=convert.worker_status_to_pb(self._status),
+            load=convert.load_to_pb(report.load if report is not None else Load()),
+            capacity=convert.capacity_to_pb(ready.capacity) if ready is not None else None,
+        )

@@ -1,0 +1,83 @@
+"""The Worker service: what routers and operators ask of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
+
+import grpc.aio
+import structlog
+
+from radixfleet.errors import InvalidRequest
+from radixfleet.types import ExecutionId
+from radixfleet.v1 import worker_pb2, worker_pb2_grpc
+from worker.engine.handle import EngineHandle
+from worker.servicer.description import Description
+from worker.servicer.requests import RunningRequests
+from worker.servicer.state import StateFeed
+
+TOKENIZER_CHUNK_BYTES = 1024**2
+_MAX_GRACE_S = 86400.0
+
+_Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+_log = structlog.get_logger(__name__)
+
+
+class WorkerServicer(worker_pb2_grpc.WorkerServicer):
+    """Methods raise RadixfleetErrors; the server's interceptor makes statuses of them."""
+
+    def __init__(
+        self,
+        description: Description,
+        engine: EngineHandle,
+        feed: StateFeed,
+        requests: RunningRequests,
+        *,
+        drain_grace_s: float,
+    ) -> None:
+        self._description = description
+        self._engine = engine
+        self._feed = feed
+        self._requests = requests
+        self._drain_grace_s = drain_grace_s
+
+    async def GetInfo(self, request: worker_pb2.GetInfoRequest, context: _Context) -> worker_pb2.WorkerInfo:
+        """Answers in every status."""
+        return self._description.worker_info(self._feed.status, self._engine.incarnation, self._engine.last_ready)
+
+    async def GetTokenizer(
+        self, request: worker_pb2.GetTokenizerRequest, context: _Context
+    ) -> AsyncIterator[worker_pb2.TokenizerChunk]:
+        """The TokenizerSpec as JSON, in pieces."""
+        data = await asyncio.to_thread(self._description.tokenizer.to_json)
+        for start in range(0, len(data), TOKENIZER_CHUNK_BYTES):
+            yield worker_pb2.TokenizerChunk(data=data[start : start + TOKENIZER_CHUNK_BYTES])
+
+    async def WatchState(
+        self, request: worker_pb2.WatchStateRequest, context: _Context
+    ) -> AsyncIterator[worker_pb2.StateUpdate]:
+        """Ends when the watcher goes, or the server stops."""
+        with self._feed.watch() as watcher:
+            _log.info("watched", watcher=request.watcher, peer=context.peer())
+            async for update in watcher:
+                yield update
+
+    async def Drain(self, request: worker_pb2.DrainRequest, context: _Context) -> worker_pb2.DrainResponse:
+        """There is no way back: a drained worker is to be ended."""
+        grace_s = request.grace_s if request.HasField("grace_s") else self._drain_grace_s
+        if not 0 <= grace_s <= _MAX_GRACE_S:  # refuses NaN, too
+            raise InvalidRequest(f"grace_s must be from 0 to {_MAX_GRACE_S:g}, got {grace_s}", field="grace_s")
+        finished, aborted = await self._requests.drain(grace_s)
+        return worker_pb2.DrainResponse(finished_requests=finished, aborted_requests=aborted)
+
+    async def FlushCache(
+        self, request: worker_pb2.FlushCacheRequest, context: _Context
+    ) -> worker_pb2.FlushCacheResponse:
+        """Drop what no request uses."""
+        flushed = await self._engine.flush()
+        return worker_pb2.FlushCacheResponse(flushed_tokens=flushed.flushed_tokens, kept_tokens=flushed.kept_tokens)
+
+    async def Abort(self, request: worker_pb2.AbortRequest, context: _Context) -> worker_pb2.AbortResponse:
+        """By execution id alone: names that clients choose need not be unique."""
+        return worker_pb2.AbortResponse(found=self._requests.abort(ExecutionId(request.execution_id)))
