@@ -1,0 +1,63 @@
+"""What the engine process and the runner process have in common: how they begin, and how they wait."""
+
+from __future__ import annotations
+
+import gc
+import math
+import select
+import signal
+import socket
+import sys
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from radixfleet.lifeline import die_with_parent
+from radixfleet.telemetry import setup_logging
+from worker.engine.config import EngineConfig
+from worker.engine.wire import FrameSocket
+
+EXIT_LOAD_FAILED = 3
+EXIT_RUNNER_GONE = 4
+
+
+class Start(NamedTuple):
+    """What a child is given."""
+
+    config: EngineConfig
+    sockets: list[FrameSocket]
+
+
+def begin(role: str) -> Start:
+    """First act of a child's main: tie its life to the front's, and take what the front hands over.
+
+    `sys.argv` holds the front's process id and the inherited socket descriptors; the configuration comes as JSON on
+    stdin. SIGINT and SIGTERM are ignored: a terminal or a service manager sends them to the whole group, but the front
+    alone decides when its children end, after it has drained.
+    """
+    die_with_parent(int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
+    setup_logging(config.log_level, json=config.log_json)
+    structlog.contextvars.bind_contextvars(process=role)
+    return Start(config, [FrameSocket(socket.socket(fileno=int(argument))) for argument in sys.argv[2:]])
+
+
+def settle_in() -> None:
+    """After loading: what lives now lives for good, so the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def wait_for_any(sockets: list[FrameSocket], timeout_s: float | None) -> None:
+    """Block until one of the sockets can be read or the time is over, sending what is queued meanwhile."""
+    poller = select.poll()
+    for each in sockets:
+        poller.register(each, select.POLLIN | (select.POLLOUT if each.wants_write else 0))
+    ready = poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+    writable = {descriptor for descriptor, events in ready if events & select.POLLOUT}
+    for each in sockets:
+        if each.fileno() in writable:
+            each.flush()

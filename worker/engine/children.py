@@ -1,0 +1,98 @@
+"""The two child processes of one incarnation: spawned, and ended without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Self, cast
+
+import msgspec
+
+from worker.engine.child import EXIT_RUNNER_GONE
+from worker.engine.config import EngineConfig
+from worker.engine.wire import FrameSocket
+
+_EXIT_S = 1.0
+"""How long a process whose peer is gone may take to end before it is killed."""
+
+
+class Children:
+    """Engine and runner. Both are children of the front, tied to its life (`radixfleet.lifeline`) and to its sockets.
+
+        front  <- socketpair ->  engine  <- socketpair ->  runner
+
+    The front keeps only its own end, so that each process sees at once when its peer is gone.
+    """
+
+    def __init__(
+        self, front_end: FrameSocket, engine: subprocess.Popen[bytes], runner: subprocess.Popen[bytes]
+    ) -> None:
+        self.socket = front_end
+        """To the engine."""
+        self.engine = engine
+        self.runner = runner
+
+    @classmethod
+    def spawn(cls, config: EngineConfig) -> Self:
+        """Start both, from a thread that lives as long as they shall: the kernel ends them with the thread."""
+        front_end, engine_front = FrameSocket.pair()
+        engine_runner, runner_end = socket.socketpair()
+        with engine_front, engine_runner, runner_end:
+            configuration = msgspec.json.encode(config)
+            engine = _spawn("worker.engine.engine_process", [engine_front, engine_runner], configuration, os.environ)
+            runner = _spawn("worker.engine.runner_process", [runner_end], configuration, config.runner_environment())
+        return cls(front_end, engine, runner)
+
+    async def end(self) -> str:
+        """Once one is gone: reap both, killing what does not end by itself. Returns which ended first, and how."""
+        await asyncio.to_thread(_wait_or_kill, self.engine)
+        await asyncio.to_thread(_wait_or_kill, self.runner)
+        self.socket.close()
+        if self.engine.returncode == EXIT_RUNNER_GONE:
+            return f"the runner {_ending(self.runner)}"
+        return f"the engine {_ending(self.engine)}"
+
+    async def kill(self) -> str:
+        """End both at once, whatever they are doing, and reap them."""
+        self.engine.kill()
+        self.runner.kill()
+        return await self.end()
+
+
+def _spawn(
+    module: str, sockets: Sequence[socket.socket], configuration: bytes, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    descriptors = [each.fileno() for each in sockets]
+    process = subprocess.Popen(
+        # -P: a folder named worker in the current directory must not be taken for ours.
+        [sys.executable, "-P", "-m", module, str(os.getpid()), *map(str, descriptors)],
+        stdin=subprocess.PIPE,
+        stdout=2,
+        pass_fds=descriptors,
+        env=environment,
+    )
+    # A child that ends before it has read its configuration is noticed by its socket.
+    with suppress(BrokenPipeError), cast(IO[bytes], process.stdin) as pipe:
+        pipe.write(configuration)
+    return process
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_EXIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"

@@ -1,0 +1,71 @@
+"""What an engine is made from: plain data, handed to the child processes as JSON over a pipe."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from radixfleet.clock import Clock
+from radixfleet.errors import RadixfleetError
+from worker.runner.protocol import Runner
+from worker.runner.sim import SimRunner, SimRunnerConfig
+from worker.runner.torch_config import TorchRunnerConfig
+from worker.scheduling.limits import Order
+
+_MALLOC_BYTES = 1 << 30
+RUNNER_ENVIRONMENT = {
+    # Threads that spin at OpenMP's barriers take the core from the very thread they wait for, when cores are shared:
+    # two-thread steps were seen to go from 20 ms to 900 ms.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "KMP_BLOCKTIME": "0",
+    "GOMP_SPINCOUNT": "0",
+    # Keep the memory of big temporaries: giving it back and faulting it in again doubles the time of a padded gather.
+    "MALLOC_MMAP_THRESHOLD_": str(_MALLOC_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": str(_MALLOC_BYTES),
+}
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Engine, runner and how they are watched."""
+
+    runner: SimRunnerConfig | TorchRunnerConfig
+    overlap: bool = True
+    """Plan the next step while the device computes the last one."""
+    schedule_order: Order = "lpm"
+    log_level: str = "info"
+    log_json: bool = False
+    stuck_s: float = 30.0
+    """An engine that has work and gets no further for so long is FAILED, until it moves again."""
+    restart_stuck_s: float = 120.0
+    """After so long it is killed and started again."""
+    restart_backoff_s: float = 0.5
+    """Wait before the first restart; doubled for each one that does not last, up to 30 s."""
+    max_restarts: int = 5
+    """Restarts in a row that do not last before the handle gives up."""
+    stop_grace_s: float = 10.0
+    """How long a stopping engine may take to settle what is in flight."""
+
+    def runner_environment(self) -> dict[str, str]:
+        """Environment of the runner process. What the operator has set there stays, but for the number of threads."""
+        environment = RUNNER_ENVIRONMENT | dict(os.environ)
+        if isinstance(self.runner, TorchRunnerConfig):
+            environment["OMP_NUM_THREADS"] = str(self.runner.num_threads)
+        return environment
+
+
+def make_runner(config: SimRunnerConfig | TorchRunnerConfig, clock: Clock) -> Runner:
+    """The runner that a configuration describes, not loaded yet. Torch is imported only for a torch runner."""
+    if isinstance(config, SimRunnerConfig):
+        return SimRunner(config, clock)
+    # Here, because torch takes seconds to import and the engine process must not have it.
+    from worker.runner.torch_runner import TorchRunner
+
+    return TorchRunner(config)
+
+
+def load_failure(error: Exception) -> str:
+    """What an operator reads when `Runner.load` raised: the message of errors that were written for people."""
+    if isinstance(error, (RadixfleetError, ValueError, OSError, MemoryError)) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

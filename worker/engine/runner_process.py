@@ -1,0 +1,59 @@
+"""Main of the runner process: executes step after step, in the order in which they come.
+
+    python -m worker.engine.runner_process FRONT_PID ENGINE_SOCKET  < configuration as JSON
+
+While a step runs, the next one arrives: it lies in the socket when the step ends. The process ends when the engine is
+gone, and when the runner raises, which it does when it cannot go on.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import structlog
+
+from radixfleet.clock import MonotonicClock
+from worker.core import codec
+from worker.core.messages import LoadFailed
+from worker.engine.child import EXIT_LOAD_FAILED, Start, begin, settle_in
+from worker.engine.config import load_failure, make_runner
+from worker.engine.wire import FrameSocket, PeerClosed
+from worker.runner.protocol import Runner
+
+log = structlog.get_logger(__name__)
+
+
+def serve(start: Start) -> int:
+    """Load, then run steps. Returns the exit code."""
+    (engine,) = start.sockets
+    try:
+        runner = make_runner(start.config.runner, MonotonicClock())
+        ready = runner.load()
+    except Exception as error:
+        log.exception("the runner cannot load")
+        engine.send(codec.encode(LoadFailed(load_failure(error))))
+        engine.drain()
+        return EXIT_LOAD_FAILED
+    engine.send(codec.encode(ready))
+    settle_in()
+    try:
+        run_steps(runner, engine)
+    finally:
+        runner.close()
+    return 0
+
+
+def run_steps(runner: Runner, engine: FrameSocket) -> None:
+    """Run what the engine sends, until it is gone."""
+    while True:
+        engine.wait_readable()
+        try:
+            frames = engine.receive()
+        except PeerClosed:
+            return
+        for frame in frames:
+            engine.send(codec.encode(runner.run(codec.decode_plan(frame))))
+
+
+if __name__ == "__main__":
+    sys.exit(serve(begin("runner")))
