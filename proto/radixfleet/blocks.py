@@ -21,7 +21,8 @@ from radixfleet.types import BlockHash, TokenArray
 BLOCK_TOKENS = 64
 BLOCK_SCHEME = 1
 
-_BLOCK_BYTES = BLOCK_TOKENS * 4
+_BLOCK_DTYPE = np.dtype(f"V{BLOCK_TOKENS * 4}")
+"""A block as one opaque value: numpy cuts the tokens into `bytes` faster than slicing does."""
 _pack_u64 = struct.Struct("<Q").pack
 
 
@@ -44,12 +45,8 @@ def chain_hashes(parent: BlockHash, tokens: TokenArray) -> npt.NDArray[np.uint64
 
     `tokens`: uint32 (or int32, whose bytes are the same), one dimension. Returns len(tokens) // BLOCK_TOKENS hashes.
     """
-    data = tokens.astype("<u4", copy=False).tobytes()
-    num_blocks = len(data) // _BLOCK_BYTES
-    hashes = np.empty(num_blocks, dtype=np.uint64)
-    chain: int = parent
+    num_blocks = len(tokens) // BLOCK_TOKENS
+    blocks = np.ascontiguousarray(tokens[: num_blocks * BLOCK_TOKENS], dtype="<u4").view(_BLOCK_DTYPE).tolist()
     digest = xxhash.xxh3_64_intdigest
-    for index in range(num_blocks):
-        chain = digest(_pack_u64(chain) + data[index * _BLOCK_BYTES : (index + 1) * _BLOCK_BYTES])
-        hashes[index] = chain
-    return hashes
+    chain: int = parent
+    return np.fromiter([(chain := digest(_pack_u64(chain) + block)) for block in blocks], np.uint64, num_blocks)
