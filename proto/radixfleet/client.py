@@ -140,9 +140,14 @@ class Client:
             yield item
 
     async def complete(
-        self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
+        self,
+        prompt: PromptInput,
+        *,
+        timeout_s: float | None = None,
+        on_text: Callable[[str], None] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> Completion:
-        """One whole generation. Arguments and errors of `generate`."""
+        """One whole generation; `on_text` is called with each piece of it as it comes. The rest is as in `generate`."""
         begun_s = self._clock.now()
         first_s: float | None = None
         started: Started | None = None
@@ -155,6 +160,8 @@ class Client:
                 continue
             first_s = self._clock.now() if first_s is None else first_s
             texts.append(event.text)
+            if on_text is not None:
+                on_text(event.text)
             if isinstance(event, Delta):
                 token_ids += event.token_ids
             else:

@@ -1,0 +1,110 @@
+"""The `radixfleet` command: finds the subcommand, and turns errors into one line on stderr and an exit code.
+
+0 done   1 failed   2 wrong usage or settings   3 the server cannot be reached or cannot serve now
+4 the server refused the request   130 interrupted
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+
+import click
+
+from deploy.processes import PARENT_VARIABLE, ChildFailed
+from radixfleet.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    RadixfleetError,
+    Unavailable,
+    UnknownModel,
+    UnknownWorker,
+)
+from radixfleet.lifeline import die_with_parent
+from worker.model.errors import ModelError
+
+FAILED, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
+
+COMMANDS: Mapping[str, str] = {
+    "demo": "Start a router and two workers, chat with them, show what the cache did, stop.",
+    "up": "Run a fleet on this machine: a router and workers.",
+    "chat": "Talk to a model; the answer streams, and every turn shows what came from the cache.",
+    "generate": "Generate one completion for a prompt.",
+    "explain": "Show where a prompt would go, and why, without sending it.",
+    "workers": "List the workers that a router knows.",
+    "doctor": "Tell what this machine gives a worker, and what to change.",
+    "worker": "Run one worker.",
+    "router": "Run one router.",
+}
+
+
+class _Commands(click.Group):
+    """Imports `deploy.commands.NAME` when NAME is called; listing the commands imports nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"deploy.commands.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 server not reached or not serving, "
+    "4 request refused, 130 interrupted.",
+)
+@click.version_option(package_name="radixfleet")
+def cli() -> None:
+    """Serve large language models on a fleet of GPUs, or of CPUs.
+
+    \b
+    Try it:      radixfleet demo
+    Keep it up:  radixfleet up --workers 2 --model demo
+    Talk to it:  radixfleet chat
+    """
+
+
+def main() -> None:
+    """Entry point. Never returns."""
+    if parent := os.environ.pop(PARENT_VARIABLE, None):
+        die_with_parent(int(parent))
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = cli(standalone_mode=False)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (RadixfleetError, ChildFailed, ModelError) as error:
+        click.echo(f"radixfleet: {error}", err=True)
+        return _exit_code(error)
+    except BrokenPipeError:
+        # The reader of our output is gone (`radixfleet ... | head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    return code if isinstance(code, int) else 0
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, InvalidRequest | UnknownModel | UnknownWorker):
+        return REFUSED
+    return UNREACHABLE if isinstance(error, Unavailable | DeadlineExceeded) else FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""`radixfleet up`: a fleet on this machine, kept running."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.status import Status
+
+from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.options import DEFAULT_PORT
+from deploy.tables import workers_table
+from radixfleet.client import Client
+from radixfleet.settings import click_options, load
+from router.policies import POLICY_NAMES
+from worker.config import WorkerSettings
+from worker.model.sources import resolve_model
+
+_DECIDED_HERE = frozenset(
+    {"worker_id", "routers", "host", "port", "metrics_port", "address_file", "advertise_address", "max_message_bytes"}
+)
+"""Worker settings that `up` does not offer."""
+
+
+@click.command()
+@click.option("--workers", "num_workers", type=click.IntRange(1, 64), default=1, show_default=True, help="How many.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the router listens on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="Port of the router; 0 takes a free one. Workers take free ports.",
+)
+@click.option(
+    "--router-metrics-port",
+    type=click.IntRange(0, 65535),
+    default=DEFAULT_PORT + 1,
+    show_default=True,
+    help="Prometheus port of the router; 0 takes a free one.",
+)
+@click.option("--policy", type=click.Choice(POLICY_NAMES), help="How the router chooses; default: by cost.")
+@click.option(
+    "--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Where logs go; default: a new folder in /tmp."
+)
+@click_options(WorkerSettings, without=_DECIDED_HERE)
+def up(
+    num_workers: int,
+    host: str,
+    port: int,
+    router_metrics_port: int,
+    policy: str | None,
+    run_dir: Path | None,
+    config: Path | None,
+    **worker_options: Any,
+) -> int:
+    """Run a router and workers on this machine until Ctrl-C.
+
+    The workers share the machine: a GPU each, or equal parts of cores and memory. One that dies is started again.
+    Options from --config on are those of `radixfleet worker`, and hold for every worker.
+
+    \b
+    radixfleet up --workers 2 --model demo
+    radixfleet up --workers 4 --model ./Qwen3-0.6B --max-running-requests 16
+    """
+    console = Console(stderr=True, highlight=False)
+    settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
+    spec = FleetSpec(
+        num_workers=num_workers,
+        router_options={"host": host, "port": port, "metrics_port": router_metrics_port, "policy": policy},
+        worker_options={"config": config, **worker_options},
+        run_dir=run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-")),
+    )
+    with Status("model: looking for it", console=console) as status:
+        resolve_model(settings.model, lambda text: status.update(f"model: {text}"))
+    return asyncio.run(_keep_up(spec, console))
+
+
+async def _keep_up(spec: FleetSpec, console: Console) -> int:
+    """Until SIGINT or SIGTERM, which both arrive as a cancellation."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    is_up = False
+    try:
+        with Status("starting", console=console) as status:
+            fleet = LocalFleet(spec, lambda text: (console.print if is_up and "\n" in text else status.update)(text))
+            async with fleet:
+                async with Client(fleet.endpoint) as client:
+                    console.print(workers_table(await client.list_workers()))
+                console.print(f"router  {fleet.endpoint}\nlogs    {spec.run_dir}")
+                console.print(f"try     radixfleet chat --endpoint {fleet.endpoint}\nstop    Ctrl-C")
+                is_up = True
+                status.update("serving")
+                await fleet.supervise()
+    except asyncio.CancelledError:
+        return 0 if is_up else 130
+    return 0

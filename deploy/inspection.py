@@ -1,0 +1,146 @@
+"""What this machine gives a worker: facts, what follows from them, and advice. `radixfleet doctor` prints it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from deploy.machine import num_cores
+from radixfleet.settings import format_bytes
+from worker.memory.plan import chunked_prefill_size_for
+from worker.model.configuration import ModelConfig, load_config
+from worker.model.linear import choose_linear_backend
+from worker.runner.devices import choose_dtype, open_device, usable_memory
+
+_PACKAGES = ("radixfleet", "torch", "grpcio", "protobuf", "tokenizers", "numpy")
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon", "bf16")
+_SMALL_POOL_REQUESTS = 4
+"""A KV pool for fewer requests of full length than this is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact. `advice` says what to change; empty when all is well."""
+
+    topic: str
+    fact: str
+    advice: str = ""
+
+
+def inspect(model: Path | None, device_name: str, device_memory: int | None) -> list[Finding]:
+    """All findings, the machine's first. Raises DeviceError or ModelError when a name is wrong."""
+    device = open_device(device_name)
+    dtype = choose_dtype(device, "auto")
+    memory = usable_memory(device, device_memory)
+    findings = [_versions(), _cpu(), *_gpus(), _threads(), _compiler(), _memory()]
+    findings += [
+        Finding("device", f"{device}, {format_bytes(memory)} for one worker"),
+        _dtype(device, dtype),
+        Finding("chunk", f"chunked_prefill_size {chunked_prefill_size_for(memory)} by default"),
+    ]
+    if model is not None:
+        findings += _model(load_config(model), model, dtype, memory)
+    return findings
+
+
+def as_objects(findings: list[Finding]) -> list[dict[str, Any]]:
+    """For --json."""
+    return [{"topic": f.topic, "fact": f.fact, "advice": f.advice} for f in findings]
+
+
+def _versions() -> Finding:
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+    return Finding("versions", f"Python {platform.python_version()}, {versions}")
+
+
+def _cpu() -> Finding:
+    capabilities = torch.cpu.get_capabilities()
+    features = [name for name in _CPU_FEATURES if capabilities.get(name)]
+    name = next((line for line in _cpuinfo("model name")), platform.processor() or platform.machine())
+    return Finding("CPU", f"{name}, {num_cores()} cores, {', '.join(features) or 'no vector features that help'}")
+
+
+def _cpuinfo(key: str) -> list[str]:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(key)]
+
+
+def _gpus() -> list[Finding]:
+    if not torch.cuda.is_available():
+        reason = "none that torch sees" if torch.version.cuda else "this torch is built without CUDA"
+        has_card = any(Path("/dev").glob("nvidia[0-9]*"))
+        advice = "there is a card: install a CUDA build of torch, and check the driver" if has_card else ""
+        return [Finding("GPU", reason, advice)]
+    findings = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        busy = "another process uses much of it" if free < total * 0.9 else ""
+        text = f"cuda:{index} {torch.cuda.get_device_name(index)}, {format_bytes(free)} free of {format_bytes(total)}"
+        findings.append(Finding("GPU", text, busy))
+    return findings
+
+
+def _threads() -> Finding:
+    load = psutil.getloadavg()[0]
+    busy = (
+        "other processes want the cores too: give workers fewer threads, since oversubscribed ones stall each other"
+        if load > num_cores()
+        else ""
+    )
+    return Finding("threads", f"{num_cores()} for one worker, cores / workers for several; load {load:.1f}", busy)
+
+
+def _compiler() -> Finding:
+    path = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    if path is None:
+        return Finding("compiler", "none; nothing needs one")
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return Finding("compiler", (version.stdout.splitlines() or [path])[0])
+
+
+def _memory() -> Finding:
+    memory = psutil.virtual_memory()
+    low = memory.available < memory.total // 4
+    advice = "little is free: end what you do not need, or set --device-memory" if low else ""
+    return Finding("memory", f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}", advice)
+
+
+def _dtype(device: torch.device, dtype: torch.dtype) -> Finding:
+    name = str(dtype).removeprefix("torch.")
+    slow = device.type == "cpu" and dtype == torch.float32
+    advice = "this CPU has no fast bfloat16: expect a third of the speed of one with AVX512-BF16 or AMX" if slow else ""
+    return Finding("dtype", f"{name}, linear layers by {choose_linear_backend(device, dtype).name}", advice)
+
+
+def _model(config: ModelConfig, path: Path, dtype: torch.dtype, memory: int) -> list[Finding]:
+    weights = config.num_parameters * dtype.itemsize
+    per_token = config.kv_bytes_per_token(dtype.itemsize)
+    findings = [
+        Finding(
+            "model",
+            f"{path.name}: {config.architecture}, {config.num_parameters / 1e6:.0f} M parameters, "
+            f"context {config.usable_context_tokens}",
+        ),
+        Finding("weights", f"{format_bytes(weights)}; KV takes {format_bytes(per_token)} a token"),
+    ]
+    if weights >= memory:
+        advice = "choose a smaller or quantized model, or a device with more memory; a lower fraction does not help"
+        return [*findings, Finding("KV pool", f"none: the weights exceed {format_bytes(memory)}", advice)]
+    tokens = int(0.9 * (memory - weights)) // per_token
+    few = tokens < _SMALL_POOL_REQUESTS * config.usable_context_tokens
+    advice = (
+        f"fewer than {_SMALL_POOL_REQUESTS} requests of full length fit: more memory, or a lower --context-length"
+        if few
+        else ""
+    )
+    estimate = f"about {tokens} tokens at most; the worker measures its activations and says exactly"
+    return [*findings, Finding("KV pool", estimate, advice)]

@@ -1,0 +1,151 @@
+"""A fleet on one machine: a router and N workers as child processes.
+
+The router comes first and the workers register with it. The fleet is ready when the router has heard from every worker
+that it serves. A child that dies later is restarted, with a pause that grows while it keeps dying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from deploy.machine import worker_share
+from deploy.options import to_arguments
+from deploy.processes import Child, ChildSpec
+from radixfleet.client import Client
+from radixfleet.errors import RadixfleetError
+from radixfleet.types import WorkerStatus
+
+Progress = Callable[[str], None]
+"""Told, in words, what happens. Called often; the same text may come again."""
+
+_POLL_S = 0.2
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+_HEALTHY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSpec:
+    """What to run. The options are those of `radixfleet router` and `radixfleet worker`, by field name."""
+
+    num_workers: int
+    router_options: Mapping[str, Any]
+    worker_options: Mapping[str, Any]
+    """Of every worker; what is not set here is each worker's share of the machine."""
+    run_dir: Path
+    stop_grace_s: float = 15.0
+
+    def router(self) -> ChildSpec:
+        """The router's process."""
+        return ChildSpec("router", ("router", *to_arguments(self.router_options)), {})
+
+    def worker(self, index: int, router_address: str) -> ChildSpec:
+        """The process of worker `index`, which registers at `router_address`."""
+        share, environment = worker_share(index, self.num_workers, self.worker_options.get("device"))
+        given = {name: value for name, value in self.worker_options.items() if value is not None and value != ()}
+        name = f"worker-{index}"
+        identity = {"worker_id": name, "routers": (router_address,), "port": 0, "metrics_port": 0}
+        return ChildSpec(name, ("worker", *to_arguments({**share, **given, **identity})), environment)
+
+
+class LocalFleet:
+    """A running fleet, as an async context manager: ready when entered, all stopped when left."""
+
+    def __init__(self, spec: FleetSpec, progress: Progress) -> None:
+        self.endpoint = ""
+        """host:port of the router."""
+        self._spec = spec
+        self._progress = progress
+        self._children: dict[str, Child] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress("stopping")
+        await self._stop()
+
+    @property
+    def children(self) -> Sequence[Child]:
+        """The router, then the workers."""
+        return tuple(self._children.values())
+
+    async def supervise(self) -> None:
+        """Restart what dies; runs until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for name in self._children:
+                group.create_task(self._keep_alive(name))
+
+    async def _start(self) -> None:
+        self._spec.run_dir.mkdir(parents=True, exist_ok=True)
+        self._progress("router: starting")
+        router = await self._launch(self._spec.router())
+        self.endpoint = await router.address()
+        for index in range(self._spec.num_workers):
+            await self._launch(self._spec.worker(index, self.endpoint))
+        ready = asyncio.create_task(self._all_serving())
+        deaths = [asyncio.create_task(child.died()) for child in self.children]
+        try:
+            await asyncio.wait([ready, *deaths], return_when=asyncio.FIRST_COMPLETED)
+            for death in deaths:
+                if death.done():
+                    raise death.result()
+            await ready
+        finally:
+            for task in (ready, *deaths):
+                task.cancel()
+            await asyncio.gather(ready, *deaths, return_exceptions=True)
+
+    async def _launch(self, spec: ChildSpec) -> Child:
+        child = self._children[spec.name] = await Child.start(spec, self._spec.run_dir)
+        return child
+
+    async def _all_serving(self) -> None:
+        async with Client(self.endpoint) as client:
+            while True:
+                with suppress(RadixfleetError):
+                    workers = await client.list_workers()
+                    serving = [w for w in workers if w.connected and w.status == WorkerStatus.SERVING]
+                    self._progress(f"workers: {len(serving)} of {self._spec.num_workers} ready")
+                    if len(serving) >= self._spec.num_workers:
+                        return
+                await asyncio.sleep(_POLL_S)
+
+    async def _keep_alive(self, name: str) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            started_s = loop.time()
+            obituary = await self._children[name].died()
+            if loop.time() - started_s > _HEALTHY_S:
+                pause_s = _FIRST_PAUSE_S
+            self._progress(f"{obituary}\n{name}: starting again in {pause_s:.0f} s")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await self._launch(self._respawn_spec(name))
+
+    def _respawn_spec(self, name: str) -> ChildSpec:
+        spec = self._children[name].spec
+        if name != "router":
+            return spec
+        # Workers and clients know the router by the address it has had so far.
+        return replace(spec, arguments=(*spec.arguments, "--port", self.endpoint.rpartition(":")[2]))
+
+    async def _stop(self) -> None:
+        workers = [child for name, child in self._children.items() if name != "router"]
+        await asyncio.gather(*(child.stop(self._spec.stop_grace_s) for child in workers))
+        if router := self._children.get("router"):
+            await router.stop(self._spec.stop_grace_s)

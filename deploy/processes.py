@@ -1,0 +1,109 @@
+"""Child processes of a local fleet: started with a log file each, known by the address they publish, stopped politely.
+
+A child is one `radixfleet router` or `radixfleet worker`. It binds a port that the system picks and writes the address
+to a file; the parent waits for the file or for the child's death, whichever comes first, so nothing waits for time.
+Children die with their parent, however it dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PARENT_VARIABLE = "RADIXFLEET_PARENT_PID"
+"""Set for children: `deploy.cli.main` binds its life to that process."""
+
+_POLL_S = 0.05
+_TAIL_BYTES = 4000
+
+
+class ChildFailed(Exception):
+    """A child ended before it was asked to. The message holds the end of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to start: a name for people, the arguments of the `radixfleet` command, and additions to the environment."""
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class Child:
+    """One running process. Made by `start`; everything it prints goes to `log_path`."""
+
+    def __init__(
+        self, spec: ChildSpec, process: asyncio.subprocess.Process, address_path: Path, log_path: Path
+    ) -> None:
+        self.spec = spec
+        self.log_path = log_path
+        self._process = process
+        self._address_path = address_path
+
+    @classmethod
+    async def start(cls, spec: ChildSpec, run_dir: Path) -> Child:
+        """Start the process; `run_dir` holds its log and its address file."""
+        address_path = run_dir / f"{spec.name}.address"
+        address_path.unlink(missing_ok=True)
+        log_path = run_dir / f"{spec.name}.log"
+        with log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "deploy.cli", *spec.arguments, "--address-file", str(address_path)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C at the terminal reaches the parent alone, which then stops in order
+                env={**os.environ, **spec.environment, PARENT_VARIABLE: str(os.getpid())},
+            )
+        return cls(spec, process, address_path, log_path)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.returncode
+
+    async def address(self) -> str:
+        """host:port, as soon as the child listens. Raises ChildFailed when it ends instead."""
+        while not self._address_path.exists():
+            if self.exit_code is not None:
+                raise ChildFailed(self._obituary())
+            await asyncio.sleep(_POLL_S)
+        return self._address_path.read_text().strip()
+
+    async def died(self) -> ChildFailed:
+        """Wait for the end of the process, and say how it ended."""
+        await self._process.wait()
+        return ChildFailed(self._obituary())
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL when the grace is over. Does nothing to a process that has ended."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(self._process.wait(), grace_s)
+            except TimeoutError:
+                with suppress(ProcessLookupError):
+                    self._process.kill()
+                await self._process.wait()
+        self._address_path.unlink(missing_ok=True)
+
+    def _obituary(self) -> str:
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, self.log_path.stat().st_size - _TAIL_BYTES))
+            tail = log.read().decode(errors="replace").strip().splitlines()[-12:]
+        how = f"exit code {self.exit_code}" if (self.exit_code or 0) >= 0 else f"signal {-(self.exit_code or 0)}"
+        lines = "\n".join(f"  {line}" for line in tail) or "  (it printed nothing)"
+        return f"{self.spec.name} ended with {how}; the end of {self.log_path}:\n{lines}"

@@ -1,0 +1,93 @@
+"""What goes into a request and comes out: the prompt from an option, a file or standard input, sampling, the text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from radixfleet.compose import RequestOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SAMPLING = (
+    click.option("--max-new-tokens", type=int, help="At most this many tokens; default: the worker's."),
+    click.option("--temperature", type=float, help="0 is greedy; default 1."),
+    click.option("--top-p", type=float, help="Keep the smallest set of tokens with this much probability."),
+    click.option("--top-k", type=int, help="Keep the k most likely tokens."),
+    click.option("--min-p", type=float, help="Keep tokens at least this likely, relative to the likeliest."),
+    click.option("--seed", type=int, help="Makes the answer repeatable."),
+    click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
+    click.option("--model", help="Which model; default: the only one served."),
+    click.option("--cache-salt", help="Share cached prefixes only with requests of the same salt."),
+)
+
+
+def prompt_options(command: Command) -> Command:
+    """Adds `--prompt`, `--prompt-file` and `--chat/--raw`."""
+    for option in (
+        click.option(
+            "--raw/--chat",
+            "raw",
+            default=False,
+            help="Send the text as it is, or as a user's message laid out by the model's chat template (the default).",
+        ),
+        click.option("--system", help="System prompt, with --chat."),
+        click.option(
+            "--prompt-file",
+            type=click.Path(path_type=Path, allow_dash=True),
+            help="Read the prompt from a file, or from standard input with -.",
+        ),
+        click.option("--prompt", "-p", help="The prompt."),
+    ):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Command) -> Command:
+    """Adds the options of sampling; the command receives them by the names that `Client.generate` takes."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+def given(options: dict[str, Any]) -> RequestOptions:
+    """What the user named, for `Client.generate`."""
+    named = {name: value for name, value in options.items() if value is not None and value != ()}
+    return cast(RequestOptions, named)  # the names are those of _SAMPLING
+
+
+def read_prompt(
+    prompt: str | None, prompt_file: Path | None, system: str | None, *, raw: bool
+) -> str | list[dict[str, str]]:
+    """The prompt in the form to send. Raises UsageError when there is none, or two."""
+    if (prompt is None) == (prompt_file is None):
+        raise click.UsageError("give the prompt by --prompt TEXT, or by --prompt-file FILE (- reads standard input)")
+    if raw and system is not None:
+        raise click.UsageError("--system belongs to --chat")
+    text = prompt if prompt is not None else _read(prompt_file)
+    if raw:
+        return text
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return [*messages, {"role": "user", "content": text}]
+
+
+def write_text(text: str) -> None:
+    """Print a piece of an answer at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _read(path: Path | None) -> str:
+    assert path is not None
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return data.decode()
+    except OSError as error:
+        raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{path} is not UTF-8 (byte {error.start})") from None
