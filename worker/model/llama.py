@@ -11,7 +11,7 @@ The model keeps no state between calls and knows neither sequences nor the KV ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -73,6 +73,10 @@ class LlamaModel:
         """Bytes of weights and tables on the device."""
         return self.weights.nbytes + self._rotary.nbytes
 
+    def first_layers(self, num_layers: int) -> LlamaModel:
+        """The same weights with only the first layers: to measure what a layer takes."""
+        return LlamaModel(self.config, replace(self.weights, layers=self.weights.layers[:num_layers]), self._rotary)
+
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention, output_rows: Tensor) -> Tensor:
         """Logits float32 [len(output_rows), vocab_size] of the tokens at the given indices of the batch.
@@ -84,6 +88,8 @@ class LlamaModel:
         for index, layer in enumerate(self.weights.layers):
             hidden = hidden + self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
             hidden = hidden + _mlp(layer, self._norm(hidden, layer.mlp_norm))
+        if not len(output_rows):
+            return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         rows = self._norm(hidden.index_select(0, output_rows), self.weights.norm)
         return self.weights.head(rows).float()
 

@@ -2,7 +2,7 @@
 
     decoding sequences    one new token each: grouped by length, K and V gathered into one padded tensor a group, all
     (length 1)            query heads that share a KV head as rows of one query (SDPA then reads each K and V once)
-    other sequences       one by one, gathered once, in tiles of query rows: a tile sees only the keys up to its own last
+    other sequences       one by one, gathered once, in tiles of query rows: a tile sees only the keys up to its last
     (prefill)             token, so about half of what the mask hides is never computed
 
 Padding reads slot 0 (zeros) and is masked. Gathers and masks are bounded by the constants below, whatever the batch.

@@ -1,0 +1,44 @@
+"""The step that takes the most memory: what a runner measures at start."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from worker.core.step import RowStart, StepPlan
+
+
+def largest_step(num_rows: int, chunk: int, max_context: int) -> StepPlan:
+    """A chunk at the end of the longest context, beside decoding rows of that length in all other rows.
+
+    Every row is drawn the costly way. All slots are 0, the padding sink: the step can run on a pool of one page.
+    """
+    lengths = np.ones(num_rows, np.int32)
+    lengths[0] = chunk
+    starts = max_context - lengths
+    num_tokens = int(lengths.sum())
+    return StepPlan(
+        step=0,
+        starts_rows=tuple(_row_start(row, int(starts[row])) for row in range(num_rows)),
+        rows=np.arange(num_rows, dtype=np.int32),
+        starts=starts,
+        lengths=lengths,
+        samples=np.ones(num_rows, np.bool_),
+        relayed=lengths == 1,
+        input_ids=np.zeros(num_tokens, np.int32),
+        slots=np.zeros(num_tokens, np.int32),
+    )
+
+
+def _row_start(row: int, computed: int) -> RowStart:
+    return RowStart(
+        row=row,
+        prefix_slots=np.zeros(computed, np.int32),
+        temperature=1.0,
+        top_p=0.9,
+        top_k=0,
+        min_p=0.01,
+        seed=row,
+        prompt_tokens=computed,
+        min_new_tokens=0,
+        stop_token_ids=(),
+    )

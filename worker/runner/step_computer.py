@@ -1,0 +1,92 @@
+"""Computes one planned step with torch: tokens in, sampled tokens out.
+
+rows      apply the row starts, note the slots of the new tokens, take relayed tokens
+model     the flat batch through all layers; each layer writes its K and V, then attends over the table
+sample    logits of the rows that sample, tokens drawn, and kept in the relay for the step after
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from worker.core.step import BoolArray, Int32Array, StepPlan
+from worker.memory.kv_pool import TokenToKVPool
+from worker.model.llama import LlamaModel
+from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
+from worker.runner.rows import RowState, flat_rows_and_positions
+from worker.sampling.sampler import sample
+
+
+class _PagedAttention:
+    """The model's view of a step's KV: written first, then attended over."""
+
+    def __init__(self, pool: TokenToKVPool, backend: AttentionBackend, slots: Tensor) -> None:
+        self._pool = pool
+        self._backend = backend
+        self._slots = slots
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._pool.write(layer, self._slots, k, v)
+        return self._backend.attend(q, self._pool.keys[layer], self._pool.values[layer])
+
+
+class StepComputer:
+    """A model with the KV pool, the rows and the attention that serve it."""
+
+    def __init__(
+        self,
+        *,
+        model: LlamaModel,
+        pool: TokenToKVPool,
+        rows: RowState,
+        attention: AttentionBackend,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._pool = pool
+        self._rows = rows
+        self._attention = attention
+        self._device = device
+
+    @torch.inference_mode()
+    def compute(self, plan: StepPlan) -> tuple[Int32Array, BoolArray]:
+        """Token and failure of each sequence, on the host; waits for the device."""
+        for start in plan.starts_rows:
+            self._rows.start(start)
+        flat_rows, flat_positions = flat_rows_and_positions(plan)
+        positions, slots = self._to_device(flat_positions), self._to_device(plan.slots)
+        self._rows.place(self._to_device(flat_rows), positions, slots)
+        self._attention.plan(AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table))
+        token_ids = np.zeros(plan.num_sequences, np.int32)
+        failed = np.zeros(plan.num_sequences, np.bool_)
+        sampling = np.flatnonzero(plan.samples)
+        last_tokens = np.cumsum(plan.lengths)[sampling] - 1
+        logits = self._model.forward(
+            self._input_ids(plan),
+            positions,
+            _PagedAttention(self._pool, self._attention, slots),
+            self._to_device(last_tokens),
+        )
+        if len(sampling):
+            rows = plan.rows[sampling]
+            next_positions = plan.starts[sampling] + plan.lengths[sampling]
+            tokens, bad = sample(logits, self._rows.sampling(rows, next_positions))
+            self._rows.relay[self._to_device(rows)] = tokens
+            token_ids[sampling] = tokens.cpu().numpy()
+            failed[sampling] = bad.cpu().numpy()
+        return token_ids, failed
+
+    def _input_ids(self, plan: StepPlan) -> Tensor:
+        input_ids = self._to_device(plan.input_ids)
+        relayed = np.flatnonzero(plan.relayed)
+        if len(relayed):
+            offsets = np.cumsum(plan.lengths) - plan.lengths
+            input_ids[self._to_device(offsets[relayed])] = self._rows.relay[self._to_device(plan.rows[relayed])]
+        return input_ids
+
+    def _to_device(self, array: npt.NDArray[np.integer]) -> Tensor:
+        """As int64, always a copy: the plan's arrays are read-only."""
+        return torch.from_numpy(array.astype(np.int64)).to(self._device)
