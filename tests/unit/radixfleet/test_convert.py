@@ -1,0 +1,226 @@
+"""What the wire may carry, and that values come out as they went in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from radixfleet import convert, types
+from radixfleet.convert import check_names, check_tokens, pack_tokens, prompt_form, sampling_params, unpack_tokens
+from radixfleet.errors import InvalidRequest
+from radixfleet.types import ChatMessage, ChatPrompt, SamplingParams
+from radixfleet.v1 import inference_pb2 as pb
+from radixfleet.v1 import worker_pb2
+
+
+def refused(call, *args, **options) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        call(*args, **options)
+    return caught.value
+
+
+class TestSampling:
+    def test_defaults_are_those_that_the_proto_names(self):
+        assert sampling_params(pb.SamplingParams()) == SamplingParams(
+            temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None, max_new_tokens=None, skip_special_tokens=True
+        )
+
+    def test_what_is_set_is_kept(self):
+        expected = SamplingParams(
+            temperature=0.0,
+            top_p=0.5,
+            top_k=40,
+            min_p=0.25,
+            seed=2**64 - 1,
+            max_new_tokens=10,
+            min_new_tokens=10,
+            stop=("a", "é"),
+            stop_token_ids=(7, 3),
+            ignore_eos=True,
+            skip_special_tokens=False,
+        )
+        assert sampling_params(convert.sampling_to_pb(expected)) == expected
+
+    @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, -1e-9, 1e300, 100.1])
+    def test_floats_that_mean_nothing_are_refused(self, name, value):
+        """Behaviour 34: NaN, infinite, negative or absurd parameters are refused with the field's name."""
+        error = refused(sampling_params, pb.SamplingParams(**{name: value}))
+        assert error.field == f"sampling.{name}"
+        assert error.field in str(error)
+
+    @pytest.mark.parametrize(
+        ("fields", "field"),
+        [
+            ({"top_p": 0.0}, "sampling.top_p"),
+            ({"top_p": 1.0001}, "sampling.top_p"),
+            ({"min_p": 1.5}, "sampling.min_p"),
+            ({"top_k": -2}, "sampling.top_k"),
+            ({"top_k": -(2**31)}, "sampling.top_k"),
+            ({"max_new_tokens": 0}, "sampling.max_new_tokens"),
+            ({"max_new_tokens": 2**31}, "sampling.max_new_tokens"),
+            ({"max_new_tokens": 2**64 - 1}, "sampling.max_new_tokens"),
+            ({"max_new_tokens": 4, "min_new_tokens": 5}, "sampling.min_new_tokens"),
+            ({"min_new_tokens": 2**63}, "sampling.min_new_tokens"),
+            ({"stop": [""]}, "sampling.stop[0]"),
+            ({"stop": ["ok", "x" * 1025]}, "sampling.stop[1]"),
+            ({"stop": ["é" * 513]}, "sampling.stop[0]"),
+            ({"stop": [str(n) for n in range(17)]}, "sampling.stop"),
+            ({"stop_token_ids": range(1025)}, "sampling.stop_token_ids"),
+            ({"stop_token_ids": [5, 100]}, "sampling.stop_token_ids"),
+        ],
+    )
+    def test_refused_with_the_field(self, fields, field):
+        """Behaviours 34 and 40: max_new_tokens 0 among them."""
+        error = refused(sampling_params, pb.SamplingParams(**fields), vocab_size=100)
+        assert error.field == field
+        assert field in str(error)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"temperature": 100.0},
+            {"temperature": 5e-324},
+            {"top_p": 1e-9},
+            {"min_p": 1.0},
+            {"top_k": 2**31 - 1},
+            {"max_new_tokens": 1},
+            {"max_new_tokens": 99_999_999},
+            {"stop": ["x" * 1024] * 16},
+            {"stop": [str(n) for n in range(16)]},
+            {"stop_token_ids": [0, 99]},
+        ],
+    )
+    def test_the_bounds_themselves_are_allowed(self, fields):
+        """Behaviour 40: whether 99,999,999 tokens fit is for the worker to say, who knows its pool."""
+        sampling_params(pb.SamplingParams(**fields), vocab_size=100)
+
+    @pytest.mark.parametrize(("given", "expected"), [(-1, 0), (0, 0), (1, 1)])
+    def test_top_k_of_minus_one_keeps_all(self, given, expected):
+        assert sampling_params(pb.SamplingParams(top_k=given)).top_k == expected
+
+    def test_repeated_stops_count_once(self):
+        sampling = sampling_params(pb.SamplingParams(stop=["b", "a", "b"] * 10, stop_token_ids=[2, 1, 2]))
+        assert sampling.stop == ("b", "a")
+        assert sampling.stop_token_ids == (2, 1)
+
+    def test_minus_zero_is_greedy(self):
+        assert math.copysign(1, sampling_params(pb.SamplingParams(temperature=-0.0)).temperature) == 1
+
+    def test_the_field_is_named_from_where_it_stands(self):
+        error = refused(sampling_params, pb.SamplingParams(min_p=2), field="request.sampling")
+        assert error.field == "request.sampling.min_p"
+
+
+class TestTokens:
+    @pytest.mark.parametrize("ids", [[], [0], [1, 2**32 - 1, 7]])
+    def test_both_forms_give_the_same(self, ids):
+        array = np.array(ids, dtype=np.uint32)
+        packed = pb.TokenIds.FromString(pack_tokens(array).SerializeToString())
+        plain = pb.TokenIds(ids=ids)
+        for message in (packed, plain):
+            tokens = unpack_tokens(message)
+            assert tokens.dtype == np.uint32
+            assert tokens.tolist() == ids
+
+    def test_packed_is_little_endian(self):
+        assert pack_tokens(np.array([1, 258], dtype=np.uint32)).packed == b"\1\0\0\0\2\1\0\0"
+        assert pack_tokens(np.array([1], dtype=">u4")).packed == b"\1\0\0\0"
+
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 4097])
+    def test_ragged_bytes_are_refused(self, size):
+        assert refused(unpack_tokens, pb.TokenIds(packed=bytes(size)), "x").field == "x.packed"
+
+    def test_both_forms_at_once_are_refused(self):
+        assert refused(unpack_tokens, pb.TokenIds(packed=bytes(4), ids=[0])).field == "token_ids"
+
+    def test_ids_outside_the_vocabulary_are_refused(self):
+        check_tokens(np.array([0, 9], dtype=np.uint32), vocab_size=10)
+        error = refused(check_tokens, np.array([0, 10, 3], dtype=np.uint32), vocab_size=10)
+        assert error.field == "prompt"
+        assert "10" in str(error)
+
+    def test_a_prompt_without_tokens_is_refused(self):
+        """Behaviour 40: an empty prompt has a clear answer."""
+        assert "no tokens" in str(refused(check_tokens, np.empty(0, np.uint32), vocab_size=10))
+
+
+class TestPrompt:
+    def test_text(self):
+        assert prompt_form(pb.Prompt(text="hé")) == "hé"
+        assert prompt_form(pb.Prompt(text="")) == ""
+
+    def test_token_ids(self):
+        form = prompt_form(pb.Prompt(token_ids=pb.TokenIds(ids=[3, 1])))
+        assert isinstance(form, np.ndarray)
+        assert form.tolist() == [3, 1]
+
+    @pytest.mark.parametrize(("given", "expected"), [({}, True), ({"add_generation_prompt": False}, False)])
+    def test_chat(self, given, expected):
+        chat = pb.Chat(messages=[pb.ChatMessage(role="user", content="hi"), pb.ChatMessage(role="x")], **given)
+        assert prompt_form(pb.Prompt(chat=chat)) == ChatPrompt(
+            (ChatMessage("user", "hi"), ChatMessage("x", "")), expected
+        )
+
+    @pytest.mark.parametrize(
+        ("prompt", "field"),
+        [
+            (pb.Prompt(), "prompt"),
+            (pb.Prompt(token_ids=pb.TokenIds()), "prompt.token_ids"),
+            (pb.Prompt(token_ids=pb.TokenIds(packed=b"123")), "prompt.token_ids.packed"),
+            (pb.Prompt(chat=pb.Chat()), "prompt.chat.messages"),
+            (pb.Prompt(chat=pb.Chat(messages=[{"role": "a"}, {"content": "b"}])), "prompt.chat.messages[1].role"),
+        ],
+    )
+    def test_refused_with_the_field(self, prompt, field):
+        """Behaviour 40: an empty prompt in each of its forms."""
+        assert refused(prompt_form, prompt).field == field
+
+
+@pytest.mark.parametrize("name", ["request_id", "model", "cache_salt", "lease_id"])
+def test_names_are_bounded(name):
+    check_names(pb.GenerateRequest(**{name: "é" * 512}))
+    assert refused(check_names, pb.GenerateRequest(**{name: "é" * 512 + "x"})).field == name
+
+
+VALUES = [
+    (
+        convert.model_info_to_pb,
+        convert.model_info,
+        types.ModelInfo("m", 2048, 49152, (0, 2), True, 2**64 - 1, "bfloat16", 134_515_008),
+    ),
+    (convert.capacity_to_pb, convert.capacity, types.Capacity(2**40, 16, 256, 8192)),
+    (convert.memory_pools_to_pb, convert.memory_pools, types.MemoryPools("cpu", 2**43, 2, 3, 4, "device memory")),
+    (convert.load_to_pb, convert.load, types.Load(1, 2, 2**40, 4, 5)),
+    (convert.usage_to_pb, convert.usage, types.Usage(1, 2, 3, 0.25, 0.5, 1e-9)),
+]
+
+
+@pytest.mark.parametrize(("to_pb", "from_pb", "value"), VALUES, ids=lambda item: type(item).__name__)
+def test_values_cross_the_wire_whole(to_pb, from_pb, value):
+    message = to_pb(value)
+    assert from_pb(type(message).FromString(message.SerializeToString())) == value
+
+
+@pytest.mark.parametrize(("to_pb", "from_pb", "value"), VALUES, ids=lambda item: type(item).__name__)
+def test_values_and_messages_have_the_same_fields(to_pb, from_pb, value):
+    assert {field.name for field in dataclasses.fields(value)} == {
+        field.name for field in to_pb(value).DESCRIPTOR.fields
+    }
+
+
+def test_every_reason_and_status_has_its_number():
+    reasons = {convert.finish_reason_to_pb(reason) for reason in types.FinishReason}
+    assert reasons == set(pb.FinishReason.values()) - {pb.FINISH_REASON_UNSPECIFIED}
+    assert all(convert.finish_reason(convert.finish_reason_to_pb(reason)) is reason for reason in types.FinishReason)
+    statuses = {convert.worker_status_to_pb(status) for status in types.WorkerStatus}
+    assert statuses == set(worker_pb2.WorkerStatus.values()) - {worker_pb2.WORKER_STATUS_UNSPECIFIED}
+    assert all(convert.worker_status(convert.worker_status_to_pb(status)) is status for status in types.WorkerStatus)
+
+
+def test_numbers_of_a_later_version_are_taken_carefully():
+    assert convert.finish_reason(99) is types.FinishReason.ABORT
+    assert convert.worker_status(99) is types.WorkerStatus.FAILED
