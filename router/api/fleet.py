@@ -1,0 +1,138 @@
+"""`radixfleet.v1.Fleet`: what operators, workers, and clients that stream from workers directly ask of the router."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from radixfleet import convert
+from radixfleet.errors import InvalidRequest
+from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
+from router.api.inference import route_decision
+from router.api.prompts import Prompts
+from router.dispatch.chooser import CandidateReport, Chooser
+from router.dispatch.link import failure_of
+from router.dispatch.lookaside import LookAside
+from router.workers.registry import WorkerRegistry
+from router.workers.state import WorkerState
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class FleetServicer(fleet_pb2_grpc.FleetServicer):
+    """See the .proto."""
+
+    def __init__(self, registry: WorkerRegistry, prompts: Prompts, chooser: Chooser, look_aside: LookAside) -> None:
+        self._registry = registry
+        self._prompts = prompts
+        self._chooser = chooser
+        self._look_aside = look_aside
+
+    async def Route(self, request: fleet_pb2.RouteRequest, context: Context) -> fleet_pb2.RouteResponse:
+        """Choose a worker and book the request there; the client does the rest."""
+        prepared = await self._prompts.prepare(request.request)
+        lease = self._chooser.choose(prepared)
+        return fleet_pb2.RouteResponse(
+            worker_id=lease.worker.worker_id,
+            address=lease.worker.address,
+            lease_id=self._look_aside.hold(lease),
+            token_ids=convert.pack_tokens(prepared.tokens),
+            decision=route_decision(lease.decision),
+            lease_s=self._look_aside.lease_s,
+        )
+
+    async def Explain(self, request: fleet_pb2.ExplainRequest, context: Context) -> fleet_pb2.ExplainResponse:
+        """Where a prompt would go, and what each worker would cost."""
+        prepared = await self._prompts.prepare(request.request)
+        explanation = self._chooser.explain(prepared)
+        return fleet_pb2.ExplainResponse(
+            policy=explanation.policy,
+            worker_id=explanation.worker.worker_id if explanation.worker else "",
+            reason=explanation.reason,
+            prompt_tokens=prepared.prompt_tokens,
+            prompt_blocks=len(prepared.block_hashes),
+            candidates=[_candidate(report, prepared.prompt_tokens) for report in explanation.candidates],
+        )
+
+    async def ListWorkers(
+        self, request: fleet_pb2.ListWorkersRequest, context: Context
+    ) -> fleet_pb2.ListWorkersResponse:
+        """All workers, in the order in which they were added."""
+        return fleet_pb2.ListWorkersResponse(workers=[_entry(worker) for worker in self._registry.workers])
+
+    async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
+        """Add a worker by its address."""
+        return fleet_pb2.RegisterResponse(added=self._registry.add(request.address))
+
+    async def Drain(self, request: fleet_pb2.DrainWorkerRequest, context: Context) -> worker_pb2.DrainResponse:
+        """Empty a worker; it stays in the list, draining, until it restarts or is removed."""
+        grace_s = request.grace_s if request.HasField("grace_s") else None
+        if grace_s is not None and not (math.isfinite(grace_s) and grace_s >= 0):
+            raise InvalidRequest(f"grace_s must be a number of seconds, 0 or more, got {grace_s!r}", field="grace_s")
+        worker = self._registry.get(request.worker_id)
+        try:
+            return await self._registry.drain(worker, grace_s)
+        except grpc.aio.AioRpcError as error:
+            raise failure_of(error, worker.name).error from error
+
+    async def Remove(self, request: fleet_pb2.RemoveRequest, context: Context) -> fleet_pb2.RemoveResponse:
+        """Forget a worker."""
+        self._registry.remove(self._registry.get(request.worker_id))
+        return fleet_pb2.RemoveResponse()
+
+
+def _candidate(report: CandidateReport, prompt_tokens: int) -> fleet_pb2.Candidate:
+    view = report.worker.view
+    return fleet_pb2.Candidate(
+        worker_id=report.worker.worker_id,
+        address=report.worker.address,
+        eligible=not report.ineligible_reason,
+        ineligible_reason=report.ineligible_reason,
+        matched_blocks=report.matched_blocks,
+        matched_tokens=report.matched_tokens,
+        uncached_tokens=prompt_tokens - report.matched_tokens,
+        outstanding_prompt_tokens=view.outstanding_prompt_tokens,
+        running_requests=view.running_requests,
+        cost=report.cost if report.cost is not None else 0.0,
+        approximate=report.worker.approximate,
+    )
+
+
+def _entry(worker: WorkerState) -> fleet_pb2.WorkerEntry:
+    return fleet_pb2.WorkerEntry(
+        worker_id=worker.worker_id,
+        address=worker.address,
+        status=(
+            convert.worker_status_to_pb(worker.effective_status)
+            if worker.facts
+            else worker_pb2.WORKER_STATUS_UNSPECIFIED
+        ),
+        connected=worker.connected,
+        info=_info(worker),
+        load=convert.load_to_pb(worker.books.reported),
+        booked_requests=worker.books.own_requests,
+        booked_prompt_tokens=worker.books.own_tokens,
+        sketch_blocks=worker.view.sketch_blocks,
+        approximate=worker.approximate,
+        ineligible_reason=worker.ineligible_reason,
+    )
+
+
+def _info(worker: WorkerState) -> worker_pb2.WorkerInfo | None:
+    """What it told, with what it reported since."""
+    facts = worker.facts
+    if facts is None:
+        return None
+    return worker_pb2.WorkerInfo(
+        worker_id=facts.worker_id,
+        incarnation=worker.incarnation or facts.incarnation,
+        status=convert.worker_status_to_pb(worker.status),
+        model=convert.model_info_to_pb(facts.model),
+        capacity=convert.capacity_to_pb(worker.capacity) if worker.capacity else None,
+        memory=convert.memory_pools_to_pb(facts.memory) if facts.memory else None,
+        version=facts.version,
+        block_scheme=facts.block_scheme,
+        block_tokens=facts.block_tokens,
+    )

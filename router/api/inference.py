@@ -1,0 +1,82 @@
+"""`radixfleet.v1.Inference` on the router: the same service as a worker's, for the whole fleet."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from radixfleet import convert
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc
+from router.api.prompts import Prompts
+from router.dispatch.dispatcher import Dispatcher, Send
+from router.dispatch.lease import Decision
+from router.dispatch.link import Reply
+from router.dispatch.record import RequestLog
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+EXECUTION_ID_KEY = "radixfleet-execution-id"
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """See the .proto."""
+
+    def __init__(self, prompts: Prompts, dispatcher: Dispatcher, log: RequestLog) -> None:
+        self._prompts = prompts
+        self._dispatcher = dispatcher
+        self._log = log
+
+    async def Generate(  # type: ignore[override]  # writes to the context: see `_sender`
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> None:
+        """Stream one completion."""
+        with self._log.follow(request.request_id, context.time_remaining) as record:
+            prepared = await self._prompts.prepare(request)
+            await self._dispatcher.run(prepared, record, _sender(context), context.time_remaining)
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        """Token ids of a prompt."""
+        tokens = await self._prompts.tokenize(request.model, request.prompt)
+        return inference_pb2.TokenizeResponse(token_ids=tokens.tolist())
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeResponse:
+        """Text of token ids."""
+        return inference_pb2.DetokenizeResponse(text=await self._prompts.detokenize(request))
+
+    async def GetModelInfo(
+        self, request: inference_pb2.GetModelInfoRequest, context: Context
+    ) -> inference_pb2.ModelInfo:
+        """One served model."""
+        return convert.model_info_to_pb(self._prompts.model(request.model).info)
+
+
+def route_decision(decision: Decision, retries: int = 0) -> inference_pb2.RouteDecision:
+    """To the wire."""
+    return inference_pb2.RouteDecision(
+        policy=decision.policy,
+        reason=decision.reason,
+        predicted_cached_tokens=decision.predicted_cached_tokens,
+        retries=retries,
+    )
+
+
+def _sender(context: Context) -> Send:
+    """Writes replies to the client, Started with the router's decision in it.
+
+    A write waits until the client takes the message, and is where a client that went away is noticed. It is awaited by
+    the request's own task, not by gRPC around a generator, so that cancelling it runs every `finally` at once.
+    """
+
+    async def send(reply: Reply, decision: Decision, retries: int) -> None:
+        if reply.kind == "started":
+            started = reply.message.started
+            started.route.CopyFrom(route_decision(decision, retries))
+            await context.send_initial_metadata(((EXECUTION_ID_KEY, started.execution_id),))
+        await context.write(reply.message)
+
+    return send

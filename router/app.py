@@ -1,0 +1,228 @@
+"""The router put together: settings in, a serving router out. Everything that starts and ends is in `running_router`.
+
+start   registry dials the workers -> gRPC server (answers at once, UNAVAILABLE while no worker serves)
+end     NOT_SERVING, no new requests -> running ones finish within the grace -> leave the workers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import grpc.aio
+import structlog
+
+from radixfleet.channel import Health, listen, make_server
+from radixfleet.clock import Clock, MonotonicClock
+from radixfleet.telemetry import serve_metrics, setup_logging
+from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
+from router.api.fleet import FleetServicer
+from router.api.inference import InferenceServicer
+from router.api.prompts import Prompts
+from router.config import RouterSettings
+from router.dispatch.chooser import Chooser
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.link import CallLink
+from router.dispatch.lookaside import LookAside
+from router.dispatch.record import RequestLog
+from router.index import Sketch
+from router.metrics import FleetSample, RouterMetrics, WorkerSample
+from router.policies import make_policy
+from router.workers.registry import WorkerRegistry
+from router.workers.state import WorkerState
+from router.workers.surroundings import Surroundings
+from router.workers.tokenizers import TokenizerStore
+
+SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Fleet")
+_FLUSH_S = 0.5
+"""For the last messages of requests that have just ended to reach their clients."""
+_HEALTH_PERIOD_S = 1.0
+"""Eligibility changes with events, of which `_Health` is told, and with time, when a breaker's pause is over."""
+
+_log = structlog.get_logger("radixfleet.router")
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A router that listens."""
+
+    address: str
+    """host:port of the gRPC server, as one on this machine reaches it."""
+    metrics_port: int
+    registry: WorkerRegistry
+    sketch: Sketch
+    look_aside: LookAside
+    log: RequestLog
+    metrics: RouterMetrics
+    server: grpc.aio.Server
+    health: Health
+
+
+@asynccontextmanager
+async def running_router(
+    settings: RouterSettings, clock: Clock | None = None, random: Random | None = None
+) -> AsyncIterator[Router]:
+    """A router from listening to stopped. Raises OSError when a port is taken.
+
+    Leaving the block cuts what still runs: `drain` first.
+    """
+    clock = clock or MonotonicClock()
+    random = random or Random()  # noqa: S311  ties and jitter, no secrets
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        metrics = RouterMetrics()
+        sketch = Sketch()
+        look_aside = LookAside(settings.lease_s, metrics)
+        stack.callback(look_aside.close)
+        tokenizers = TokenizerStore(threads)
+        changed = asyncio.Event()
+        surroundings = Surroundings(settings, sketch, tokenizers, metrics, look_aside, clock, random)
+        registry = WorkerRegistry(surroundings, changed.set)
+        stack.push_async_callback(registry.close)
+        chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random)
+        log = RequestLog(metrics, clock)
+        prompts = Prompts(registry, tokenizers, threads, metrics)
+        dispatcher = Dispatcher(
+            chooser,
+            lambda worker: CallLink(registry.channel(worker), worker.name),
+            max_retries=settings.max_retries,
+            retry_ratio=settings.retry_ratio,
+            log=log,
+            metrics=metrics,
+            clock=clock,
+        )
+        server, health = await make_server(SERVICES, max_message_bytes=settings.max_message_bytes)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(prompts, dispatcher, log), server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(registry, prompts, chooser, look_aside), server)
+        port = listen(server, settings.host, settings.port)
+        metrics.watch_fleet(lambda: _sample(registry, sketch, clock), loop)
+        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port)
+        # In a thread: a scrape that is under way waits for this loop.
+        stack.push_async_callback(asyncio.to_thread, metrics_server.close)
+        await stack.enter_async_context(_truthful_health(health, registry, changed))
+        stack.push_async_callback(server.stop, None)
+        registry.start()
+        await server.start()
+        address = _joined(settings.host, port)
+        if settings.address_file is not None:
+            await asyncio.to_thread(_write_atomically, settings.address_file, address)
+        _log.info("router listens", address=address, metrics_port=metrics_server.port, policy=settings.policy)
+        yield Router(address, metrics_server.port, registry, sketch, look_aside, log, metrics, server, health)
+    _log.info("router stopped")
+
+
+async def drain(router: Router, grace_s: float) -> None:
+    """Take no new calls; return when the running requests have ended, or after the grace.
+
+    Open calls that are no requests (someone watches the health) do not hold it up.
+    """
+    stopping = asyncio.create_task(router.server.stop(grace_s))
+    await router.log.wait_until_idle(grace_s)
+    await router.server.stop(_FLUSH_S)
+    await stopping
+
+
+def run(settings: RouterSettings) -> int:
+    """Serve until SIGTERM or Ctrl-C, then drain; a second signal cuts the drain short. Returns the exit code.
+
+    For the main thread of a process.
+    """
+    setup_logging(settings.log_level, json=settings.log_json)
+    try:
+        asyncio.run(_serve(settings))
+    except OSError as error:
+        print(f"radixfleet router: {error}", file=sys.stderr)  # noqa: T201  for the operator, whatever the log level
+        return 1
+    return 0
+
+
+async def _serve(settings: RouterSettings) -> None:
+    loop = asyncio.get_running_loop()
+    asked, insisted = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (insisted if asked.is_set() else asked).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with running_router(settings) as router:
+        await asked.wait()
+        _log.info("draining", running_requests=router.log.in_flight, grace_s=settings.drain_grace_s)
+        drained = asyncio.create_task(drain(router, settings.drain_grace_s))
+        hurried = asyncio.create_task(insisted.wait())
+        await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not drained.done():
+            await router.server.stop(None)
+        await drained
+
+
+@asynccontextmanager
+async def _truthful_health(health: Health, registry: WorkerRegistry, changed: asyncio.Event) -> AsyncIterator[None]:
+    """While the block lasts, grpc.health.v1 says SERVING exactly while a worker gets requests."""
+
+    async def follow() -> None:
+        was_serving = None
+        while True:
+            changed.clear()
+            serving = any(not worker.ineligible_reason for worker in registry.workers)
+            if serving is not was_serving:
+                await health.set(serving=serving)
+                was_serving = serving
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_HEALTH_PERIOD_S):
+                    await changed.wait()
+
+    task = asyncio.create_task(follow(), name="health")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def _sample(registry: WorkerRegistry, sketch: Sketch, clock: Clock) -> FleetSample:
+    return FleetSample([_worker_sample(worker, clock) for worker in registry.workers], sketch.num_blocks)
+
+
+def _worker_sample(worker: WorkerState, clock: Clock) -> WorkerSample:
+    status = worker.effective_status.value if worker.connected else "disconnected"
+    view = worker.view
+    return WorkerSample(
+        worker=worker.name,
+        status=status if worker.facts else "unknown",
+        eligible=not worker.ineligible_reason,
+        approximate=worker.approximate,
+        breaker=worker.breaker.state.value,
+        running_requests=view.running_requests,
+        waiting_requests=view.waiting_requests,
+        outstanding_prompt_tokens=view.outstanding_prompt_tokens,
+        booked_requests=worker.books.own_requests,
+        booked_prompt_tokens=worker.books.own_tokens,
+        kv_protected_tokens=worker.books.reported.kv_protected_tokens,
+        sketch_blocks=view.sketch_blocks,
+        update_age_s=clock.now() - worker.updated_at_s if worker.updated_at_s is not None else float("inf"),
+    )
+
+
+def _joined(host: str, port: int) -> str:
+    if host in ("0.0.0.0", "::"):  # noqa: S104  recognised, not bound to
+        host = "127.0.0.1"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text + "\n")
+    partial.replace(path)

@@ -1,0 +1,68 @@
+"""Settings of the router process, each declared once: see `radixfleet.settings`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from radixfleet.settings import ByteSize, CommaList, ProcessSettings
+
+PolicyName: TypeAlias = Literal[
+    "min_cost", "sglang", "linear", "power_of_two", "least_load", "round_robin", "random", "prefix_hash"
+]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86400)]
+
+
+class RouterSettings(ProcessSettings):
+    """What an operator may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="RADIXFLEET_ROUTER_")
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
+    port: int = Field(7070, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
+    metrics_port: int = Field(7071, ge=0, le=65535, description="Prometheus port; 0 takes a free one.")
+    address_file: Path | None = Field(
+        None,
+        description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0.",
+    )
+    max_message_bytes: ByteSize = Field(
+        64 * 1024**2, ge=1024**2, description="Largest gRPC message; a prompt of a million tokens needs 4 MB."
+    )
+
+    workers: CommaList = Field(
+        (), description="host:port of workers. They may be down or still loading, and others may register later."
+    )
+    heartbeat_timeout_s: Seconds = Field(
+        3.0, description="A worker that says nothing for this long gets no requests until it speaks again."
+    )
+    connect_timeout_s: Seconds = Field(
+        5.0, description="How long a worker may take to answer a question about itself before it is dialled again."
+    )
+
+    policy: PolicyName = Field("min_cost", description="How a worker is chosen: see the README's table of policies.")
+    lease_s: Seconds = Field(
+        10.0, description="A booking made by Fleet.Route ends after this time unless the worker saw the request."
+    )
+    tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
+
+    max_retries: int = Field(
+        1, ge=0, le=5, description="How often a request that failed before its first token is tried on another worker."
+    )
+    retry_ratio: float = Field(
+        0.1, ge=0, le=1, description="At most this share of requests is retried, so that retries cannot drown a fleet."
+    )
+    breaker_failures: int = Field(
+        5, ge=1, le=1000, description="So many failed connections in a row and a worker gets no requests for a while."
+    )
+    breaker_open_s: Seconds = Field(10.0, description="That while; then one request probes the worker.")
+
+    drain_grace_s: float = Field(
+        30.0, ge=0, le=86400, description="On SIGTERM, how long running requests may go on before they are cut."
+    )
+    log_level: LogLevel = Field("info", description="Lowest level that is logged; requests are logged at info.")
+    log_json: bool = Field(default=False, description="Log one JSON object a line.")

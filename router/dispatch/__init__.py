@@ -1,0 +1,1 @@
+"""From a prepared request to its end: choose a worker, book, forward, account."""

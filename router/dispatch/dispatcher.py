@@ -1,0 +1,186 @@
+"""Carries one request: choose, forward, retry where that is harmless, settle.
+
+    choose --> forward --> settled
+      ^           |
+      +-- failed before its first token, on another worker, within the budget
+
+The client sees one Started, whichever try it belongs to: it is held back until the first token, or the end, of its own
+try is there. After the first token there is no other try; a worker that is lost then ends the stream with an error that
+says how many tokens were delivered.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import structlog
+
+from radixfleet.clock import Clock
+from radixfleet.errors import Overloaded, RadixfleetError, Unavailable
+from radixfleet.types import TokenArray
+from router.dispatch.chooser import Chooser
+from router.dispatch.lease import Decision, Lease, Verdict
+from router.dispatch.link import LinkFailure, Reply, WorkerLink
+from router.dispatch.record import RequestLog, RequestRecord
+from router.dispatch.request import PreparedRequest
+from router.dispatch.retry import RetryBudget
+from router.metrics import RouterMetrics
+from router.workers.state import WorkerState
+
+_SILENCE_S = 1.0
+"""A deadline counts against a worker that said nothing for so long; a shorter deadline is the client's choice."""
+
+_RETRY_AFTER_S = 1.0
+
+_log = structlog.get_logger("radixfleet.router.dispatch")
+
+Send: TypeAlias = Callable[[Reply, Decision, int], Awaitable[None]]
+"""Passes a reply on to the client: the reply, how its worker was chosen, how often the request was tried before."""
+
+Deadline: TypeAlias = Callable[[], float | None]
+"""Seconds that the client still waits; None: for ever."""
+
+
+@dataclass(slots=True)
+class _Try:
+    """One request on one worker."""
+
+    lease: Lease
+    output: array[int] = field(default_factory=lambda: array("I"))
+    held: Reply | None = None
+    """Started, until there is something to send after it."""
+    is_visible: bool = False
+    """The client has been sent something of it."""
+
+    @property
+    def tokens(self) -> TokenArray:
+        """What was generated so far."""
+        return np.frombuffer(self.output, dtype=np.uint32) if self.output else np.zeros(0, dtype=np.uint32)
+
+
+class Dispatcher:
+    """One for the router; holds nothing of a request between calls."""
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        link: Callable[[WorkerState], WorkerLink],
+        *,
+        max_retries: int,
+        retry_ratio: float,
+        log: RequestLog,
+        metrics: RouterMetrics,
+        clock: Clock,
+    ) -> None:
+        """`link`: how to reach a worker."""
+        self._chooser = chooser
+        self._link = link
+        self._max_retries = max_retries
+        self._budget = RetryBudget(retry_ratio)
+        self._log = log
+        self._metrics = metrics
+        self._clock = clock
+
+    async def run(self, request: PreparedRequest, record: RequestRecord, send: Send, deadline: Deadline) -> None:
+        """Carry `request` to its end. Raises RadixfleetError when that is a failure."""
+        self._budget.earn()
+        failed: list[WorkerState] = []
+        lease = self._chooser.choose(request)
+        while True:
+            record.chosen(lease)
+            attempt = _Try(lease)
+            try:
+                await self._forward(attempt, record, send, deadline())
+            except LinkFailure as failure:
+                _warn(failure, attempt)
+                failed.append(lease.worker)
+                lease = self._next(failure, attempt, record, failed)
+            else:
+                return
+
+    def _next(self, failure: LinkFailure, attempt: _Try, record: RequestRecord, failed: Sequence[WorkerState]) -> Lease:
+        """Another worker for the request, booked; or raise what the client is to hear."""
+        if attempt.is_visible or record.retries >= self._max_retries or not _is_harmless(failure):
+            raise _error(failure, attempt) from failure
+        if not self._budget.spend():
+            self._metrics.retries.labels("refused").inc()
+            raise _error(failure, attempt) from failure
+        try:
+            lease = self._chooser.choose(attempt.lease.request, excluded=failed)
+        except Unavailable:
+            raise _error(failure, attempt) from failure
+        record.retries += 1
+        self._metrics.retries.labels("retried").inc()
+        return lease
+
+    async def _forward(self, attempt: _Try, record: RequestRecord, send: Send, timeout_s: float | None) -> None:
+        """One try. Whatever happens, its lease is settled at the end. Raises LinkFailure."""
+        lease = attempt.lease
+        verdict = Verdict.UNKNOWN
+        sent_at_s = self._clock.now()
+        try:
+            async with aclosing(self._link(lease.worker).generate(lease.request, timeout_s)) as replies:
+                async for reply in replies:
+                    await self._take(reply, attempt, record, send)
+            verdict = Verdict.ANSWERED
+        except LinkFailure as failure:
+            if failure.kind == "answer":
+                verdict = Verdict.ANSWERED
+            elif failure.kind == "transport" or (not lease.is_started and self._clock.now() - sent_at_s >= _SILENCE_S):
+                verdict = Verdict.FAILED
+            raise
+        finally:
+            lease.settle(verdict, attempt.tokens)
+
+    async def _take(self, reply: Reply, attempt: _Try, record: RequestRecord, send: Send) -> None:
+        lease = attempt.lease
+        if reply.kind == "started":
+            lease.started(reply.cached_tokens)
+            record.cached_tokens = reply.cached_tokens
+            attempt.held = reply
+            return
+        if reply.token_ids:
+            lease.first_token()
+            self._log.first_token(record)
+            attempt.output.extend(reply.token_ids)
+            record.output_tokens = len(attempt.output)
+        attempt.is_visible = True
+        if attempt.held is not None:
+            held, attempt.held = attempt.held, None
+            await send(held, lease.decision, record.retries)
+        await send(reply, lease.decision, record.retries)
+
+
+def _is_harmless(failure: LinkFailure) -> bool:
+    """Whether another worker may do better: not where the request itself, or its deadline, is at fault."""
+    return failure.kind == "transport" or (
+        failure.kind == "answer" and isinstance(failure.error, Unavailable | Overloaded)
+    )
+
+
+def _error(failure: LinkFailure, attempt: _Try) -> RadixfleetError:
+    """What the client hears of a request that will not be tried again."""
+    delivered = len(attempt.output)
+    if delivered and (failure.kind == "transport" or isinstance(failure.error, Unavailable)):
+        return Unavailable(
+            f"worker {attempt.lease.worker.name} was lost after {delivered} tokens: the answer is not complete",
+            retry_after_s=_RETRY_AFTER_S,
+            delivered_tokens=str(delivered),
+        )
+    return failure.error
+
+
+def _warn(failure: LinkFailure, attempt: _Try) -> None:
+    _log.warning(
+        "request failed at worker",
+        request_id=attempt.lease.request.request_id,
+        worker=attempt.lease.worker.name,
+        kind=failure.kind,
+        detail=str(failure),
+        delivered_tokens=len(attempt.output),
+    )

@@ -1,0 +1,120 @@
+"""One request on one worker, from its choice to its end: the one owner of every counter that it moves.
+
+    chosen ---- started ---- first token ---- settled        (any step may be skipped; `settle` comes exactly once)
+      |            |              |              |
+      books +1     receipt:       books: prompt  books -1, blocks released with the output behind them,
+      blocks       real uncached  tokens -> 0    the breaker told
+      leased       tokens
+
+`settle` may be called again and does nothing then, so every path may end with it. On the event loop only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+
+from radixfleet.types import TokenArray
+from router.dispatch.request import PreparedRequest
+from router.index import Sketch
+from router.metrics import RouterMetrics
+from router.view import Reason
+from router.workers.state import WorkerState
+
+NO_TOKENS: TokenArray = np.zeros(0, dtype=np.uint32)
+
+
+class Verdict(Enum):
+    """What the request's end says of the worker."""
+
+    ANSWERED = auto()
+    """It works, whatever it answered."""
+    FAILED = auto()
+    """It could not be reached, broke off, or never answered."""
+    UNKNOWN = auto()
+    """Nothing: the request ended before it could tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How the worker was chosen."""
+
+    policy: str
+    reason: Reason
+    predicted_cached_tokens: int
+    reachable_cached_tokens: int
+    """On the eligible worker that holds most of the prompt."""
+
+
+class Lease:
+    """See the module. Making one books it: do so in the same turn of the event loop as the choice."""
+
+    def __init__(
+        self,
+        request: PreparedRequest,
+        worker: WorkerState,
+        decision: Decision,
+        *,
+        number: int,
+        sketch: Sketch,
+        metrics: RouterMetrics,
+    ) -> None:
+        """`number`: of the booking, counted over the whole fleet."""
+        self.request = request
+        self.worker = worker
+        self.decision = decision
+        self.is_open = True
+        self.is_started = False
+        self._sketch = sketch
+        self._metrics = metrics
+        self._is_probe = worker.breaker.acquire()
+        self._blocks = sketch.book(worker.slot, request.block_hashes, request.prompt_tokens)
+        self._booking = worker.book(request.prompt_tokens - decision.predicted_cached_tokens, number)
+
+    def started(self, cached_tokens: int) -> None:
+        """The worker computes the prompt, of which it found `cached_tokens` in its cache."""
+        if not self.is_open or self.is_started:
+            return
+        self.is_started = True
+        self._count(cached_tokens)
+        self._sketch.receipt(self._blocks, cached_tokens)
+        self.worker.books.revise(self._booking, max(0, self.request.prompt_tokens - cached_tokens))
+        self.worker.changed()
+        if self._is_probe:
+            self.worker.breaker.success(probe=True)
+            self._is_probe = False
+
+    def first_token(self) -> None:
+        """The prompt is computed. May be called with every token."""
+        if self.is_open and self._booking.tokens:
+            self.worker.books.computed(self._booking)
+            self.worker.changed()
+
+    def settle(self, verdict: Verdict, output: TokenArray = NO_TOKENS) -> None:
+        """The request is over; `output` are the tokens that it generated."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        booked_at_s = self._booking.booked_at_s
+        self.worker.books.close(self._booking)
+        if self.is_started:
+            self._sketch.end(self._blocks, self.request.output_hashes(output) if len(output) else None)
+        else:
+            self._sketch.abandon(self._blocks)
+        breaker = self.worker.breaker
+        if verdict is Verdict.ANSWERED:
+            breaker.success(probe=self._is_probe)
+        elif verdict is Verdict.FAILED:
+            breaker.failure(sent_at_s=booked_at_s, probe=self._is_probe)
+        else:
+            breaker.neither(probe=self._is_probe)
+        self.worker.changed()
+
+    def _count(self, cached_tokens: int) -> None:
+        metrics = self._metrics
+        metrics.prompt_tokens_asked.inc(self.request.prompt_tokens)
+        metrics.prompt_tokens_reachable.inc(self.decision.reachable_cached_tokens)
+        metrics.prompt_tokens_predicted.inc(self.decision.predicted_cached_tokens)
+        metrics.prompt_tokens_actual.inc(cached_tokens)

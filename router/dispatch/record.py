@@ -1,0 +1,119 @@
+"""What is known of one Generate request at its end: one line in the log, one count in the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from radixfleet.clock import Clock
+from radixfleet.errors import RadixfleetError
+from router.dispatch.lease import Lease
+from router.metrics import RouterMetrics
+
+_log = structlog.get_logger("radixfleet.router.requests")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Filled in as the request goes on."""
+
+    request_id: str
+    began_at_s: float
+    model: str = ""
+    worker: str = ""
+    reason: str = ""
+    prompt_tokens: int = 0
+    predicted_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    retries: int = 0
+    first_token_at_s: float | None = None
+
+    def chosen(self, lease: Lease) -> None:
+        """It goes to the lease's worker."""
+        self.model = lease.request.model
+        self.prompt_tokens = lease.request.prompt_tokens
+        self.worker = lease.worker.name
+        self.reason = lease.decision.reason
+        self.predicted_tokens = lease.decision.predicted_cached_tokens
+        self.cached_tokens = None
+
+
+class RequestLog:
+    """Follows every Generate request. Counts cancelled ones apart: they are neither successes nor failures."""
+
+    def __init__(self, metrics: RouterMetrics, clock: Clock) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self.in_flight = 0
+        """Requests that have not ended."""
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def follow(self, request_id: str, deadline: Callable[[], float | None]) -> Iterator[RequestRecord]:
+        """For the time of a request; what it raises says how it ended.
+
+        `deadline`: seconds that the client still waits. gRPC cancels a request when they are over.
+        """
+        record = RequestRecord(request_id, self._clock.now())
+        self.in_flight += 1
+        self._idle.clear()
+        self._metrics.in_flight.inc()
+        outcome = "internal"
+        try:
+            yield record
+            outcome = "ok"
+        except asyncio.CancelledError:
+            left_s = deadline()
+            outcome = "cancelled" if left_s is None or left_s > 0 else "deadline_exceeded"
+            raise
+        except RadixfleetError as error:
+            outcome = error.code.lower()
+            raise
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+            self._metrics.in_flight.dec()
+            self._end(record, outcome)
+
+    async def wait_until_idle(self, timeout_s: float) -> bool:
+        """Wait until no request runs; False when the time is over before."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def first_token(self, record: RequestRecord) -> None:
+        """May be called with every token."""
+        if record.first_token_at_s is None:
+            record.first_token_at_s = self._clock.now()
+            self._metrics.ttft_s.observe(record.first_token_at_s - record.began_at_s)
+
+    def _end(self, record: RequestRecord, outcome: str) -> None:
+        duration_s = self._clock.now() - record.began_at_s
+        self._metrics.requests.labels(outcome).inc()
+        self._metrics.request_s.observe(duration_s)
+        ttft_s = None if record.first_token_at_s is None else record.first_token_at_s - record.began_at_s
+        _log.info(
+            "request",
+            request_id=record.request_id,
+            outcome=outcome,
+            model=record.model,
+            worker=record.worker,
+            reason=record.reason,
+            prompt_tokens=record.prompt_tokens,
+            predicted_tokens=record.predicted_tokens,
+            cached_tokens=record.cached_tokens,
+            output_tokens=record.output_tokens,
+            retries=record.retries,
+            ttft_s=None if ttft_s is None else round(ttft_s, 4),
+            duration_s=round(duration_s, 4),
+        )

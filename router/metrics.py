@@ -1,0 +1,150 @@
+"""What the router counts. One registry of its own; names begin with radixfleet_router_.
+
+Why did the hit rate fall? Four counters of prompt tokens, added together when a worker says what it found cached:
+asked >= reachable (on the best eligible worker) >= predicted (on the chosen one), and actual (what the worker found).
+asked - reachable is the workload, reachable - predicted the routing, predicted - actual the index's error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from radixfleet.telemetry import DECISION_BUCKETS_S, QUEUE_BUCKETS_S, REQUEST_BUCKETS_S, TTFT_BUCKETS_S
+
+_PREFIX = "radixfleet_router_"
+_SAMPLE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSample:
+    """One worker at the moment of a scrape."""
+
+    worker: str
+    status: str
+    """As reported; "disconnected" without a live state stream, "unknown" when it never answered."""
+    eligible: bool
+    approximate: bool
+    breaker: str
+    running_requests: int
+    waiting_requests: int
+    outstanding_prompt_tokens: int
+    booked_requests: int
+    booked_prompt_tokens: int
+    kv_protected_tokens: int
+    sketch_blocks: int
+    update_age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSample:
+    """The fleet at the moment of a scrape."""
+
+    workers: Sequence[WorkerSample]
+    sketch_blocks: int
+
+
+class RouterMetrics:
+    """All counters and histograms; `watch_fleet` adds gauges that are read when they are scraped."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self._counter(
+            "requests", "Generate requests, by how they ended: ok, or the gRPC status in lower case.", "outcome"
+        )
+        self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "Generate requests now.", registry=self.registry)
+        self.decisions = self._counter("decisions", "Choices of a worker, by why it was chosen.", "reason")
+        self.prompt_tokens_asked = self._counter("prompt_tokens_asked", "Prompt tokens of started requests.")
+        self.prompt_tokens_reachable = self._counter(
+            "prompt_tokens_reachable", "Of these, thought to be cached on the best eligible worker."
+        )
+        self.prompt_tokens_predicted = self._counter(
+            "prompt_tokens_predicted", "Of these, thought to be cached on the chosen worker."
+        )
+        self.prompt_tokens_actual = self._counter(
+            "prompt_tokens_actual", "Of these, found in its cache by the chosen worker."
+        )
+        self.retries = self._counter(
+            "retries", "Requests that failed before the first token: retried, or refused by the budget.", "result"
+        )
+        self.leases = self._counter("leases", "Leases of Fleet.Route, by how they ended.", "outcome")
+        self.resyncs = self._counter("resyncs", "State streams begun anew because a report was missing.")
+        self.decision_s = self._histogram("decision_seconds", "Choosing and booking a worker.", DECISION_BUCKETS_S)
+        self.tokenize_s = self._histogram(
+            "tokenize_seconds", "Tokenizing and hashing a prompt, the wait for a thread included.", QUEUE_BUCKETS_S
+        )
+        self.ttft_s = self._histogram("ttft_seconds", "From the request to its first token.", TTFT_BUCKETS_S)
+        self.request_s = self._histogram("request_seconds", "From the request to its end.", REQUEST_BUCKETS_S)
+
+    def watch_fleet(self, sample: Callable[[], FleetSample], loop: asyncio.AbstractEventLoop) -> None:
+        """Export a sample with each scrape. It is taken on `loop`, whose thread owns what it reads."""
+        self.registry.register(_FleetCollector(sample, loop))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"{_PREFIX}{name}", text, buckets=buckets, registry=self.registry)
+
+
+_WORKER_GAUGES: dict[str, tuple[str, Callable[[WorkerSample], float]]] = {
+    "worker_eligible": ("1 when the worker gets requests.", lambda worker: worker.eligible),
+    "worker_approximate": ("1 when the worker's word on its cache is missing.", lambda worker: worker.approximate),
+    "worker_running_requests": ("Running requests, reported and booked.", lambda worker: worker.running_requests),
+    "worker_waiting_requests": ("Waiting requests, reported.", lambda worker: worker.waiting_requests),
+    "worker_outstanding_prompt_tokens": (
+        "Prompt tokens still to be computed, reported and booked.",
+        lambda worker: worker.outstanding_prompt_tokens,
+    ),
+    "worker_booked_requests": ("Requests booked by this router.", lambda worker: worker.booked_requests),
+    "worker_booked_prompt_tokens": (
+        "Uncached prompt tokens booked by this router, without a first token.",
+        lambda worker: worker.booked_prompt_tokens,
+    ),
+    "worker_kv_protected_tokens": ("KV tokens in use, reported.", lambda worker: worker.kv_protected_tokens),
+    "worker_sketch_blocks": ("Routing blocks in the sketch.", lambda worker: worker.sketch_blocks),
+    "worker_update_age_seconds": ("Since the worker's last report.", lambda worker: worker.update_age_s),
+}
+
+
+class _FleetCollector(Collector):
+    def __init__(self, sample: Callable[[], FleetSample], loop: asyncio.AbstractEventLoop) -> None:
+        self._sample = sample
+        self._loop = loop
+
+    def describe(self) -> Iterator[GaugeMetricFamily]:
+        """Nothing: registering must not take a sample, for that waits for the loop that registers."""
+        return iter(())
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """On the thread of the scrape. Without the fleet's gauges when the event loop does not answer in time."""
+        try:
+            fleet = asyncio.run_coroutine_threadsafe(self._take(), self._loop).result(_SAMPLE_TIMEOUT_S)
+        except (RuntimeError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+            return
+        yield GaugeMetricFamily(f"{_PREFIX}sketch_blocks", "Distinct blocks in the sketch.", fleet.sketch_blocks)
+        statuses = GaugeMetricFamily(f"{_PREFIX}workers", "Workers, by status.", labels=["status"])
+        for status in ("serving", "loading", "draining", "failed", "disconnected", "unknown"):
+            statuses.add_metric([status], sum(worker.status == status for worker in fleet.workers))
+        yield statuses
+        for name, (text, read) in _WORKER_GAUGES.items():
+            gauge = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=["worker"])
+            for worker in fleet.workers:
+                gauge.add_metric([worker.worker], read(worker))
+            yield gauge
+        breakers = GaugeMetricFamily(
+            f"{_PREFIX}worker_breaker", "1 for the state of the worker's circuit breaker.", labels=["worker", "state"]
+        )
+        for worker in fleet.workers:
+            for state in ("closed", "open", "half_open"):
+                breakers.add_metric([worker.worker, state], worker.breaker == state)
+        yield breakers
+
+    async def _take(self) -> FleetSample:
+        return self._sample()

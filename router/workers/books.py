@@ -1,0 +1,113 @@
+"""What one worker has to do, from two sources: this router's own bookings, and the worker's reports.
+
+Own bookings count at once. The worker's report counts them too, but later: it was taken a moment ago, and a request
+that was sent since is not in it. Bookings younger than SETTLING_S are therefore taken as unknown to the worker and
+older ones as known. At each report, with R the prompt tokens that the worker has still to compute, and K the same by
+our books:
+
+    foreign  = max(0, R - K)    work that others brought: another router, a client that calls the worker directly
+    progress = max(0, K - R)    our own prompts that are computed in part, before their first token
+
+Until the next report both stand, and  load = own bookings - progress + foreign.  A booking that gets its first token
+takes its tokens away, and as much progress: the oldest prompts are computed first. Nothing is counted twice, nothing
+goes below zero. Requests are reconciled in the same way, without progress. On the event loop only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixfleet.clock import Clock
+from radixfleet.types import Load
+
+SETTLING_S = 0.5
+"""A worker reports about every 0.1 s, from numbers that its engine sends every 0.05 s; the rest is slack."""
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """One request on one worker. Changed by `Books` alone."""
+
+    tokens: int
+    """Uncached prompt tokens that the worker has to compute; 0 after the first token."""
+    booked_at_s: float
+
+
+class Books:
+    """The accounts of one worker."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # Oldest first: a dict keeps its order.
+        self._open: dict[Booking, None] = {}
+        self._own_tokens = 0
+        self._progress_tokens = 0
+        self._foreign_tokens = 0
+        self._foreign_requests = 0
+        self.reported = Load()
+        """The worker's last report."""
+
+    @property
+    def own_requests(self) -> int:
+        """Requests booked by this router and not ended."""
+        return len(self._open)
+
+    @property
+    def own_tokens(self) -> int:
+        """Uncached prompt tokens booked by this router whose request has no first token yet."""
+        return self._own_tokens
+
+    @property
+    def running_requests(self) -> int:
+        """Requests on the worker, whoever sent them."""
+        return len(self._open) + self._foreign_requests
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Prompt tokens that the worker has still to compute, whoever sent them."""
+        return self._own_tokens - self._progress_tokens + self._foreign_tokens
+
+    def book(self, tokens: int) -> Booking:
+        """A request of `tokens` uncached prompt tokens is on its way to the worker."""
+        booking = Booking(tokens, self._clock.now())
+        self._open[booking] = None
+        self._own_tokens += tokens
+        return booking
+
+    def revise(self, booking: Booking, tokens: int) -> None:
+        """The worker said how much it really has to compute."""
+        assert booking in self._open, "the booking is closed"
+        self._own_tokens += tokens - booking.tokens
+        booking.tokens = tokens
+        self._progress_tokens = min(self._progress_tokens, self._own_tokens)
+
+    def computed(self, booking: Booking) -> None:
+        """The request's prompt is computed: its first token is there."""
+        assert booking in self._open, "the booking is closed"
+        self._own_tokens -= booking.tokens
+        self._progress_tokens = max(0, self._progress_tokens - booking.tokens)
+        booking.tokens = 0
+
+    def close(self, booking: Booking) -> None:
+        """The request ended, however it did."""
+        self.computed(booking)
+        del self._open[booking]
+
+    def report(self, load: Load) -> None:
+        """The worker's own account of its load."""
+        self.reported = load
+        known_requests, known_tokens = len(self._open), self._own_tokens
+        settled_before_s = self._clock.now() - SETTLING_S
+        for booking in reversed(self._open):
+            if booking.booked_at_s <= settled_before_s:
+                break
+            known_requests -= 1
+            known_tokens -= booking.tokens
+        self._foreign_requests = max(0, load.running_requests + load.waiting_requests - known_requests)
+        self._foreign_tokens = max(0, load.outstanding_prompt_tokens - known_tokens)
+        self._progress_tokens = max(0, known_tokens - load.outstanding_prompt_tokens)
+
+    def forget_reports(self) -> None:
+        """The worker restarted or is out of reach: only own bookings are known."""
+        self.reported = Load()
+        self._progress_tokens = self._foreign_tokens = self._foreign_requests = 0

@@ -1,0 +1,107 @@
+"""Takes in one state update of a worker: into its state, into the sketch, and on to who listens. Waits for nothing."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+import structlog
+
+from radixfleet import convert
+from radixfleet.blocks import BLOCK_TOKENS
+from radixfleet.types import Incarnation
+from radixfleet.v1 import worker_pb2
+from router.workers.listener import LeasePhase
+from router.workers.state import WorkerState
+from router.workers.surroundings import Surroundings
+
+_log = structlog.get_logger("radixfleet.router.workers")
+
+_PHASES = {
+    worker_pb2.LeaseEvent.PHASE_STARTED: LeasePhase.STARTED,
+    worker_pb2.LeaseEvent.PHASE_FIRST_TOKEN: LeasePhase.FIRST_TOKEN,
+    worker_pb2.LeaseEvent.PHASE_ENDED: LeasePhase.ENDED,
+}
+
+
+class Next(Enum):
+    """What the connection has to do after an update."""
+
+    READ = auto()
+    """Nothing: read on."""
+    ASK = auto()
+    """Its status or its engine is another one, so its facts may be too: ask again."""
+    RESYNC = auto()
+    """A report is missing: ask again, and for a stream from the beginning."""
+
+
+class StateIntake:
+    """Of one worker. Raises ValueError for an update that no worker sends."""
+
+    def __init__(self, state: WorkerState, around: Surroundings) -> None:
+        self._state = state
+        self._sketch = around.sketch
+        self._metrics = around.metrics
+        self._listener = around.listener
+        self._clock = around.clock
+
+    def take(self, update: worker_pb2.StateUpdate) -> Next:
+        """Take it in, and say what is to be done."""
+        state = self._state
+        state.updated_at_s = self._clock.now()
+        is_new_engine = self._take_incarnation(Incarnation(update.incarnation))
+        status = convert.worker_status(update.status)
+        is_new_status = status is not state.status
+        if is_new_status:
+            _log.info("worker status", worker=state.name, status=status.value, was=state.status.value)
+            state.status = status
+        if update.HasField("capacity"):
+            self._take_capacity(update.capacity)
+        state.report(convert.load(update.load))
+        for event in update.lease_events:
+            phase = _PHASES.get(event.phase)
+            if phase is not None:
+                self._listener.lease_event(state, event.lease_id, phase, event.cached_tokens)
+        if not self._take_prefix(update):
+            self._metrics.resyncs.inc()
+            _log.warning("a cache report of the worker is missing, asking for all of it", worker=state.name)
+            return Next.RESYNC
+        return Next.ASK if is_new_engine or is_new_status else Next.READ
+
+    def _take_incarnation(self, incarnation: Incarnation) -> bool:
+        """True: the engine is another one than before."""
+        state = self._state
+        if incarnation == state.incarnation:
+            return False
+        is_restart = state.incarnation is not None
+        state.incarnation = incarnation
+        self._sketch.set_incarnation(state.slot, incarnation)
+        if is_restart:
+            _log.info("worker restarted, its cache is empty", worker=state.name)
+            state.restarted()
+            self._listener.worker_gone(state)
+        return is_restart
+
+    def _take_capacity(self, message: worker_pb2.Capacity) -> None:
+        capacity = convert.capacity(message)
+        if capacity != self._state.capacity:
+            self._state.capacity = capacity
+            self._sketch.set_capacity(self._state.slot, capacity.kv_tokens // BLOCK_TOKENS)
+
+    def _take_prefix(self, update: worker_pb2.StateUpdate) -> bool:
+        """False: the update does not follow the last one. Without comparable blocks there is nothing to follow."""
+        state, sketch = self._state, self._sketch
+        if state.facts is None or not state.facts.comparable_blocks:
+            return True
+        if update.WhichOneof("prefix") == "digest":
+            digest = _hashes(update.digest.block_hashes)
+            sketch.apply_digest(state.slot, update.incarnation, update.sequence, digest)
+            return True
+        evicted, added = _hashes(update.delta.evicted), _hashes(update.delta.added)
+        return sketch.apply_delta(state.slot, update.incarnation, update.sequence, evicted, added)
+
+
+def _hashes(data: bytes) -> npt.NDArray[np.uint64]:
+    """Raises ValueError when the length is no multiple of 8."""
+    return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)

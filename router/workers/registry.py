@@ -1,0 +1,165 @@
+"""The fleet: which workers there are, under which address and id, and which serve which model.
+
+A worker is known by its address from the moment it is added, and by its id once it has answered. Two addresses may turn
+out to be one worker (it moved, or it is reached by two names): then the first that is connected gets the requests, and
+an address that nobody configured and that does not answer any more is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import grpc.aio
+import structlog
+
+from radixfleet.errors import InvalidRequest, UnknownWorker
+from radixfleet.v1 import worker_pb2
+from router.workers.breaker import Breaker
+from router.workers.connection import WorkerConnection
+from router.workers.state import WorkerState
+from router.workers.surroundings import Surroundings
+
+_ADDRESS = re.compile(r"(\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_IDLE_POLL_S = 0.2
+
+_log = structlog.get_logger("radixfleet.router.workers")
+
+
+class WorkerRegistry:
+    """All workers, in the order in which they were added. On the event loop only."""
+
+    def __init__(self, around: Surroundings, on_change: Callable[[], None]) -> None:
+        """`on_change` is called when a worker came, went, or is in another state."""
+        self._around = around
+        self._on_change = on_change
+        self._connections: dict[str, WorkerConnection] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._configured = frozenset(around.settings.workers)
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._by_model: dict[str, tuple[WorkerState, ...]] | None = None
+
+    def start(self) -> None:
+        """Dial the configured workers."""
+        for address in self._around.settings.workers:
+            self.add(address)
+
+    async def close(self) -> None:
+        """Leave all workers alone; what still runs on their channels breaks off."""
+        for address in tuple(self._connections):
+            await _cancelled(self._tasks.pop(address))
+            await self._connections.pop(address).channel.close(None)
+        for task in tuple(self._leaving):
+            await _cancelled(task)
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        """Every worker."""
+        return tuple(connection.state for connection in self._connections.values())
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that known workers serve, in order."""
+        return tuple(sorted(self._models()))
+
+    def serving(self, model: str) -> tuple[WorkerState, ...]:
+        """Workers of this model, in whatever state they are."""
+        return self._models().get(model, ())
+
+    def get(self, name: str) -> WorkerState:
+        """The worker with this id, or at this address. Raises UnknownWorker."""
+        named = [worker for worker in self.workers if name and name in (worker.worker_id, worker.address)]
+        if not named:
+            raise UnknownWorker(f"no worker is called {name!r}: ask Fleet.ListWorkers which there are")
+        return min(named, key=lambda worker: bool(worker.duplicate_of))
+
+    def channel(self, worker: WorkerState) -> grpc.aio.Channel:
+        """The channel to a worker that is in the registry."""
+        return self._connections[worker.address].channel
+
+    def add(self, address: str) -> bool:
+        """Dial a worker, and go on dialling. False: it was known already. Raises InvalidRequest for a bad address."""
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 1 <= int(match.group(2)) <= 65535:
+            raise InvalidRequest(f"address must be host:port, got {address!r}", field="address")
+        if address in self._connections:
+            return False
+        settings = self._around.settings
+        breaker = Breaker(failures=settings.breaker_failures, open_s=settings.breaker_open_s, clock=self._around.clock)
+        slot = self._around.sketch.attach()
+        state = WorkerState(address, slot, self._around.sketch, breaker, self._around.clock)
+        connection = self._connections[address] = WorkerConnection(state, self._around, self._changed)
+        self._tasks[address] = asyncio.create_task(connection.run(), name=f"follow {address}")
+        _log.info("worker added", address=address)
+        self._changed()
+        return True
+
+    def remove(self, worker: WorkerState) -> None:
+        """Forget a worker. Its channel closes when the requests that run on it have ended."""
+        connection = self._connections.pop(worker.address)
+        worker.removed = True
+        self._tasks.pop(worker.address).cancel()
+        self._around.listener.worker_gone(worker)
+        self._around.sketch.detach(worker.slot)
+        leaving = asyncio.create_task(_close_when_idle(connection), name=f"leave {worker.address}")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        _log.info("worker removed", worker=worker.name, address=worker.address)
+        self._changed()
+
+    async def drain(self, worker: WorkerState, grace_s: float | None) -> worker_pb2.DrainResponse:
+        """No new requests for it from this turn on; returns when it is empty.
+
+        Raises AioRpcError when it cannot be told.
+        """
+        worker.drain_wanted = True
+        worker.changed()
+        self._changed()
+        _log.info("draining worker", worker=worker.name, grace_s=grace_s)
+        return await self._connections[worker.address].drain(grace_s)
+
+    def _models(self) -> dict[str, tuple[WorkerState, ...]]:
+        if self._by_model is None:
+            by_model: dict[str, list[WorkerState]] = {}
+            for worker in self.workers:
+                if worker.facts is not None and worker.facts.model.model:
+                    by_model.setdefault(worker.facts.model.model, []).append(worker)
+            self._by_model = {model: tuple(workers) for model, workers in by_model.items()}
+        return self._by_model
+
+    def _changed(self) -> None:
+        self._by_model = None
+        self._settle_duplicates()
+        used = {worker.facts.model.tokenizer_fingerprint for worker in self.workers if worker.facts is not None}
+        self._around.tokenizers.keep_only(used)
+        self._on_change()
+
+    def _settle_duplicates(self) -> None:
+        owners: dict[str, WorkerState] = {}
+        for worker in self.workers:
+            if worker.worker_id and worker.connected:
+                owners.setdefault(worker.worker_id, worker)
+        for worker in self.workers:
+            owner = owners.get(worker.worker_id, worker)
+            duplicate_of = "" if owner is worker else owner.address
+            if duplicate_of and not worker.connected and worker.address not in self._configured:
+                _log.info("worker moved", worker=worker.name, address=owner.address, was=worker.address)
+                self.remove(worker)
+                return
+            if duplicate_of != worker.duplicate_of:
+                worker.duplicate_of = duplicate_of
+                worker.changed()
+
+
+async def _close_when_idle(connection: WorkerConnection) -> None:
+    try:
+        while connection.state.books.own_requests:  # noqa: ASYNC110  rare, and books know nothing of events
+            await asyncio.sleep(_IDLE_POLL_S)
+    finally:
+        await connection.channel.close(None)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

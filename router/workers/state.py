@@ -1,0 +1,154 @@
+"""All that the router knows of one worker.
+
+Changed on the event loop only: by the worker's connection, by the leases of its requests, by an operator's order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
+from radixfleet.clock import Clock
+from radixfleet.types import Capacity, Incarnation, Load, MemoryPools, ModelInfo, WorkerId, WorkerStatus
+from router.index import Sketch
+from router.view import WorkerView
+from router.workers.books import Booking, Books
+from router.workers.breaker import Breaker, BreakerState
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker tells about itself when it is asked (`Worker.GetInfo`)."""
+
+    worker_id: WorkerId
+    incarnation: Incarnation
+    status: WorkerStatus
+    model: ModelInfo
+    capacity: Capacity | None
+    memory: MemoryPools | None
+    version: str
+    block_scheme: int
+    block_tokens: int
+
+    @property
+    def comparable_blocks(self) -> bool:
+        """Whether its block hashes mean the same as ours."""
+        return self.block_scheme == BLOCK_SCHEME and self.block_tokens == BLOCK_TOKENS
+
+
+class WorkerState:
+    """One worker: facts, status, books, breaker; and the view that policies see, made anew when something changed."""
+
+    def __init__(self, address: str, slot: int, sketch: Sketch, breaker: Breaker, clock: Clock) -> None:
+        self.address = address
+        self.slot = slot
+        """The worker's number in the sketch."""
+        self.books = Books(clock)
+        self.breaker = breaker
+        self.facts: WorkerFacts | None = None
+        """None until it has answered once."""
+        self.incarnation: Incarnation | None = None
+        self.status = WorkerStatus.LOADING
+        self.capacity: Capacity | None = None
+        self.connected = False
+        """A live state stream."""
+        self.drain_wanted = False
+        """An operator drains it; over with the next incarnation."""
+        self.duplicate_of = ""
+        """Address of another worker with the same id that is connected; this one gets nothing."""
+        self.removed = False
+        self.updated_at_s: float | None = None
+        """When the last state update came, by the router's clock."""
+        self._sketch = sketch
+        self._last_booking = 0
+        self._view: WorkerView | None = None
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Empty until it has answered once."""
+        return self.facts.worker_id if self.facts else WorkerId("")
+
+    @property
+    def name(self) -> str:
+        """For logs and metrics."""
+        return self.worker_id or self.address
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest prompt + completion that it takes; 0 until it has answered."""
+        return self.facts.model.max_context_tokens if self.facts else 0
+
+    def speaks(self, fingerprint: int | None) -> bool:
+        """Whether it understands tokens made by the tokenizer with this fingerprint. None: the client's own ids."""
+        return fingerprint is None or (self.facts is not None and self.facts.model.tokenizer_fingerprint == fingerprint)
+
+    @property
+    def approximate(self) -> bool:
+        """The router has no word from the worker on what is cached, only its own record."""
+        return self._sketch.approximate(self.slot)
+
+    @property
+    def effective_status(self) -> WorkerStatus:
+        """As reported, but DRAINING from the moment an operator wants it."""
+        draining = self.drain_wanted and self.status is WorkerStatus.SERVING
+        return WorkerStatus.DRAINING if draining else self.status
+
+    @property
+    def ineligible_reason(self) -> str:
+        """In words; empty when it gets requests."""
+        if self.duplicate_of:
+            return f"the same worker as {self.duplicate_of}"
+        if self.facts is None:
+            return "never answered"
+        return self.view.unavailable
+
+    @property
+    def view(self) -> WorkerView:
+        """What policies see. A breaker that is not closed changes with time, so then the view is never kept."""
+        view = self._view
+        if view is None or self.breaker.state is not BreakerState.CLOSED:
+            view = self._view = self._make_view()
+        return view
+
+    def changed(self) -> None:
+        """Something that the view shows is different now."""
+        self._view = None
+
+    def restarted(self) -> None:
+        """Its engine is a new one: nothing that was held against the old one counts."""
+        self.books.forget_reports()
+        self.breaker.reset()
+        self.drain_wanted = False
+        self.changed()
+
+    def book(self, tokens: int, number: int) -> Booking:
+        """Account for a request of `tokens` uncached prompt tokens, the fleet's booking `number`."""
+        self._last_booking = number
+        self.changed()
+        return self.books.book(tokens)
+
+    def report(self, load: Load) -> None:
+        """The worker's own account of its load."""
+        self.books.report(load)
+        self.changed()
+
+    def _make_view(self) -> WorkerView:
+        books, capacity = self.books, self.capacity
+        total = books.running_requests
+        waiting = min(books.reported.waiting_requests, total)
+        return WorkerView(
+            slot=self.slot,
+            worker_id=self.worker_id,
+            status=self.effective_status,
+            connected=self.connected and not self.duplicate_of,
+            breaker_open=not self.breaker.admits,
+            running_requests=total - waiting,
+            waiting_requests=waiting,
+            max_running_requests=capacity.max_running_requests if capacity else 0,
+            outstanding_prompt_tokens=books.outstanding_tokens,
+            kv_tokens=capacity.kv_tokens if capacity else 0,
+            # What is still to be computed will be protected as soon as it is.
+            kv_protected_tokens=books.reported.kv_protected_tokens + books.outstanding_tokens,
+            sketch_blocks=self._sketch.blocks(self.slot),
+            last_booking=self._last_booking,
+        )
