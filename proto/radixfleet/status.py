@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -19,9 +20,11 @@ from radixfleet.errors import RadixfleetError
 
 DOMAIN = "radixfleet"
 _DETAILS_KEY = "grpc-status-details-bin"
-_MAX_MESSAGE_CHARS = 1000
-_MAX_METADATA_CHARS = 200
-"""gRPC drops trailers over 8 KiB whole, and the message travels twice."""
+_MAX_MESSAGE_BYTES = 800
+_MAX_METADATA_BYTES = 200
+_MAX_METADATA_ENTRIES = 8
+"""Clients refuse trailers over 8 KiB, and with them the error. The message travels three times: once percent-encoded (3
+bytes for one) and twice in the details (base64, 4 for 3); these bounds stay under 7 KiB at the worst."""
 
 _BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequest,
@@ -40,8 +43,9 @@ _BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
 
 def status_from_error(error: RadixfleetError) -> status_pb2.Status:
     """The google.rpc.Status of an error, details included."""
-    message = _clip(str(error), _MAX_MESSAGE_CHARS)
-    metadata = {key: _clip(value, _MAX_METADATA_CHARS) for key, value in error.metadata.items()}
+    message = _clip(str(error), _MAX_MESSAGE_BYTES)
+    entries = list(error.metadata.items())[:_MAX_METADATA_ENTRIES]
+    metadata = {key: _clip(value, _MAX_METADATA_BYTES) for key, value in entries}
     details: list[Any] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
@@ -83,7 +87,10 @@ def _rich_status(call_error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
     trailers: Any = call_error.trailing_metadata() or ()  # the stubs know no aio.Metadata here
     for key, value in trailers:
         if key == _DETAILS_KEY and isinstance(value, bytes):
-            return status_pb2.Status.FromString(value)
+            try:
+                return status_pb2.Status.FromString(value)
+            except DecodeError:
+                return None
     return None
 
 
@@ -108,6 +115,6 @@ def _from_details(status: status_pb2.Status, message: str) -> RadixfleetError | 
     return error
 
 
-def _clip(text: str, max_chars: int) -> str:
-    text = text.encode("utf-8", "replace").decode()
-    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
+def _clip(text: str, max_bytes: int) -> str:
+    data = text.encode("utf-8", "replace")
+    return data.decode() if len(data) <= max_bytes else data[: max_bytes - 3].decode("utf-8", "ignore") + "..."
