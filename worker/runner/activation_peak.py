@@ -24,7 +24,7 @@ def activation_peak(device: torch.device, compute: Callable[[], object]) -> int:
         torch.cuda.reset_peak_memory_stats(device)
         compute()
         torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
+        return int(torch.cuda.max_memory_allocated(device)) - before
     with LiveBytes() as live:
         compute()
     return live.peak

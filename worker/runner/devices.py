@@ -18,13 +18,18 @@ class DeviceError(ValueError):
 
 
 def open_device(name: str) -> torch.device:
-    """The device of a setting such as "cpu" or "cuda:1". Raises DeviceError."""
+    """The device of a setting: "auto" (CUDA where torch sees a device, else the CPU), "cpu", "cuda" or "cuda:1".
+
+    Raises DeviceError.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise DeviceError(f"{name!r} is no device; use cpu, cuda or cuda:N") from error
+        raise DeviceError(f"{name!r} is no device; use auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
-        raise DeviceError(f"devices of type {device.type} are not supported; use cpu, cuda or cuda:N")
+        raise DeviceError(f"devices of type {device.type} are not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeviceError(f"there is no device {name}: torch sees {torch.cuda.device_count()} CUDA devices; use cpu")
     return device

@@ -16,7 +16,7 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     model_path: str
     """A Hugging Face directory or a GGUF file on this machine: what `worker.model.sources.resolve_model` gives."""
     device: str = "cpu"
-    """As torch names it: "cpu", "cuda", "cuda:1"."""
+    """As torch names it, "cpu", "cuda", "cuda:1", or "auto": CUDA where torch sees a device, else the CPU."""
     dtype: Dtype = "auto"
     """Of weights, activations and KV. auto: bfloat16 where the device is fast with it, else float32."""
     device_memory_bytes: int | None = None
@@ -28,8 +28,8 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     page_size: int = 16
     chunked_prefill_size: int | None = None
     """Prompt tokens computed in one step. None: by the device's memory."""
-    max_running_requests: int = 32
-    """Rows, and so sequences in a step."""
+    max_running_requests: int | None = 32
+    """Rows, and so sequences in a step. None: one for each 512 tokens of the KV pool, at most 256, on a CPU 32."""
     max_context_tokens: int | None = None
     """Longest prompt + completion. None: what the model was made for, or what the KV pool holds when that is less."""
     num_threads: int = 1

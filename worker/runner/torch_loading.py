@@ -1,0 +1,192 @@
+"""Brings a model to the point where it can serve.
+
+device, dtype        as the settings say, or what is fast there
+weights              refused before they are read when they cannot fit
+rows, chunk          derived from the device's memory where the settings leave them open
+activation peak      measured: one layer of the largest step
+plan                 the three pools
+KV pool              allocated as planned
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import structlog
+import torch
+
+from radixfleet.clock import Clock
+from radixfleet.types import Capacity
+from worker.core.messages import Ready
+from worker.core.step import StepPlan
+from worker.memory.advisor import Shortage, Stage, advise
+from worker.memory.kv_pool import TokenToKVPool
+from worker.memory.plan import MemoryDemand, MemoryPlan, MemoryPlanError, chunked_prefill_size_for, plan_memory
+from worker.model.configuration import ModelConfig, load_config
+from worker.model.errors import UnsupportedModel
+from worker.model.linear import choose_linear_backend
+from worker.model.llama import LlamaModel
+from worker.model.loading import load_model
+from worker.runner.activation_peak import activation_peak
+from worker.runner.attention.backends import make_attention_backend
+from worker.runner.devices import choose_dtype, open_device, usable_memory
+from worker.runner.largest_step import largest_step
+from worker.runner.rows import RowState
+from worker.runner.step_computer import StepComputer
+from worker.runner.torch_config import TorchRunnerConfig
+
+_log = structlog.get_logger()
+_PROGRESS_EVERY_S = 2.0
+_KV_TOKENS_PER_ROW = 512
+_MAX_ROWS = 256
+_MAX_ROWS_CPU = 32
+
+
+def load_computer(config: TorchRunnerConfig, clock: Clock) -> tuple[StepComputer, Ready]:
+    """All that `TorchRunner.load` does. Raises ModelError, DeviceError or MemoryPlanError with advice."""
+    return _Loading(config, clock).run()
+
+
+class _Loading:
+    def __init__(self, config: TorchRunnerConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._path = Path(config.model_path)
+        self._device = open_device(config.device)
+        self._dtype = choose_dtype(self._device, config.dtype)
+        self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
+
+    def run(self) -> tuple[StepComputer, Ready]:
+        if self._device.type == "cpu":
+            torch.set_num_threads(self._config.num_threads)
+        shape = load_config(self._path)
+        self._refuse_too_large(shape)
+        max_context = _max_context(shape, self._config.max_context_tokens)
+        model = self._load_model(max_context)
+        chunk = min(self._config.chunked_prefill_size or chunked_prefill_size_for(self._total_bytes), max_context)
+        kv_tokens = self._likely_kv_tokens(model)
+        num_rows = self._config.max_running_requests or self._default_rows(kv_tokens)
+        rows = RowState(
+            max_rows=num_rows, max_context=max_context, vocab_size=model.config.vocab_size, device=self._device
+        )
+        peak = self._measure(model, rows, largest_step(num_rows, chunk, max(min(max_context, kv_tokens), chunk)))
+        plan = self._plan(model, peak + rows.nbytes)
+        for pool, size, share, remark in plan.table():
+            _log.info("memory", pool=pool, size=size, share=share, remark=remark)
+        ready = Ready(
+            capacity=Capacity(
+                kv_tokens=plan.kv_tokens,
+                page_size=plan.page_size,
+                max_running_requests=num_rows,
+                chunked_prefill_size=chunk,
+            ),
+            memory=plan.pools(),
+            num_parameters=model.config.num_parameters,
+            dtype=str(self._dtype).removeprefix("torch."),
+            max_context_tokens=min(max_context, plan.kv_tokens),
+        )
+        return self._computer(model, rows, plan.num_pages), ready
+
+    def _refuse_too_large(self, shape: ModelConfig) -> None:
+        """Before reading them, which may take minutes: the weights need at least this much."""
+        weights_bytes = shape.num_parameters * self._dtype.itemsize
+        if weights_bytes >= self._total_bytes:
+            raise MemoryPlanError(advise(Stage.LOAD, Shortage(weights_bytes, self._total_bytes)))
+
+    def _load_model(self, max_context: int) -> LlamaModel:
+        started_s = reported_s = self._clock.now()
+        linear_backend = choose_linear_backend(self._device, self._dtype)
+
+        def progress(done: int, total: int) -> None:
+            nonlocal reported_s
+            if self._clock.now() - reported_s >= _PROGRESS_EVERY_S:
+                reported_s = self._clock.now()
+                _log.info("loading", layers=f"{done}/{total}")
+
+        model = load_model(
+            self._path,
+            device=self._device,
+            dtype=self._dtype,
+            linear_backend=linear_backend,
+            max_context=max_context,
+            progress=progress,
+        )
+        _log.info(
+            "model loaded",
+            path=str(self._path),
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+            linear=linear_backend.name,
+            seconds=round(self._clock.now() - started_s, 1),
+        )
+        return model
+
+    def _likely_kv_tokens(self, model: LlamaModel) -> int:
+        """What the pool will hold at most: the plan itself needs the peak of a step whose size depends on it."""
+        kv_bytes = self._config.mem_fraction_static * max(self._total_bytes - model.nbytes, 0)
+        kv_tokens = int(kv_bytes) // model.config.kv_bytes_per_token(self._dtype.itemsize)
+        return min(kv_tokens, self._config.max_total_tokens or kv_tokens)
+
+    def _default_rows(self, kv_tokens: int) -> int:
+        most = _MAX_ROWS_CPU if self._device.type == "cpu" else _MAX_ROWS
+        return min(max(kv_tokens // _KV_TOKENS_PER_ROW, 1), most)
+
+    def _measure(self, model: LlamaModel, rows: RowState, step: StepPlan) -> int:
+        """Activation peak of a step, in bytes.
+
+        One layer is computed, because activations do not outlive theirs, on one page, because nobody reads the result.
+        """
+        started_s = self._clock.now()
+        computer = self._computer(model.first_layers(1), rows, num_pages=1)
+        peak = activation_peak(self._device, lambda: computer.compute(step))
+        seconds = round(self._clock.now() - started_s, 2)
+        _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
+        return peak
+
+    def _plan(self, model: LlamaModel, activation_peak_bytes: int) -> MemoryPlan:
+        return plan_memory(
+            MemoryDemand(
+                device=str(self._device),
+                total_bytes=self._total_bytes,
+                weights_bytes=model.nbytes,
+                activation_peak_bytes=activation_peak_bytes,
+                kv_bytes_per_token=model.config.kv_bytes_per_token(self._dtype.itemsize),
+                page_size=self._config.page_size,
+                mem_fraction_static=self._config.mem_fraction_static,
+                max_total_tokens=self._config.max_total_tokens,
+                min_context_tokens=self._config.max_context_tokens or 1,
+            )
+        )
+
+    def _computer(self, model: LlamaModel, rows: RowState, num_pages: int) -> StepComputer:
+        pool = TokenToKVPool(
+            num_pages=num_pages,
+            page_size=self._config.page_size,
+            num_layers=len(model.weights.layers),
+            num_kv_heads=model.config.num_kv_heads,
+            head_dim=model.config.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        attention = make_attention_backend(self._config.attention, model.config)
+        return StepComputer(model=model, pool=pool, rows=rows, attention=attention, device=self._device)
+
+
+def _max_context(shape: ModelConfig, setting: int | None) -> int:
+    """The longest context to prepare for. Raises UnsupportedModel when more is asked for than the model can use."""
+    usable = shape.usable_context_tokens
+    if setting is None:
+        if usable < shape.max_context_tokens:
+            _log.warning(
+                "context limited to the sliding window: beyond it the model would need windowed attention",
+                context=usable,
+                made_for=shape.max_context_tokens,
+            )
+        return usable
+    if setting > usable:
+        why = "its sliding window" if setting <= shape.max_context_tokens else "what it was made for"
+        raise UnsupportedModel(
+            f"a context of {setting} tokens was asked for, but this model can use {usable} ({why}); "
+            f"set --context-length to {usable} or less"
+        )
+    return setting
