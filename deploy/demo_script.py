@@ -17,7 +17,7 @@ class Persona:
 
     def remark(self, number: int) -> str:
         """For the table."""
-        return " (follow-up)" if number in self.follow_ups else ""
+        return ", follow-up" if number in self.follow_ups else f" {number + 1}"
 
 
 _GUIDE = """You are the guide of the Harbour Museum, a small museum about ships, tides and the people who lived from

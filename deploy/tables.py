@@ -52,7 +52,7 @@ def pools_row(memory: MemoryPools) -> tuple[str, ...]:
 
 def completions_table(completions: Sequence[tuple[str, Completion]]) -> Table:
     """A row a request, named by the caller: where it went and why, what was cached, how fast it was."""
-    table = _table("request", "worker", "why", "prompt", "predicted", "cached", "hit", "TTFT ms", "tokens", "tokens/s")
+    table = _table("request", "worker", "why", "prompt", "cached", "hit", "TTFT ms", "tokens/s")
     for name, completion in completions:
         started, usage = completion.started, completion.finished.usage
         table.add_row(
@@ -60,11 +60,9 @@ def completions_table(completions: Sequence[tuple[str, Completion]]) -> Table:
             started.worker_id,
             started.route.reason if started.route else "direct",
             str(usage.prompt_tokens),
-            str(started.route.predicted_cached_tokens) if started.route else "",
             str(usage.cached_tokens),
             f"{100 * usage.cached_tokens / max(1, usage.prompt_tokens):.0f} %",
             f"{1000 * completion.ttft_s:.0f}",
-            str(usage.completion_tokens),
             f"{tokens_per_second(completion):.1f}",
         )
     return table

@@ -90,7 +90,7 @@ async def _conversations(client: Client, console: Console, max_new_tokens: int) 
             completion = await answer
             console.print("" if index == 0 else completion.text, markup=False)
             history[persona.name] = [*messages, ChatMessage("assistant", completion.text)]
-            completions.append((f"{persona.name} {number + 1}{persona.remark(number)}", completion))
+            completions.append((f"{persona.name}{persona.remark(number)}", completion))
     return completions
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from radixfleet.settings import click_options, load
-from worker.app import run
+from worker.__main__ import run
 from worker.config import WorkerSettings
 
 

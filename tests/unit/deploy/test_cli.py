@@ -1,0 +1,196 @@
+"""The radixfleet command as a script sees it: output, exit codes, one-line errors."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from deploy import cli
+from radixfleet.errors import InvalidRequest, Unavailable
+from tests.support.fake_inference import FakeInference, delta, finished, serving, started
+
+ANSWER = (
+    started(request_id="r", prompt_tokens=12, cached_tokens=8),
+    delta(5, text="Hel"),
+    delta(6, 7, text="lo"),
+    finished(text="!", usage={"prompt_tokens": 12, "cached_tokens": 8, "completion_tokens": 3}),
+)
+
+
+@contextmanager
+def served(fake: FakeInference) -> Iterator[str]:
+    """The fake on a thread of its own: the command runs its own event loop in ours."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        server = serving(fake)
+        address = asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+        try:
+            yield address
+        finally:
+            asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def radixfleet(monkeypatch, capsys):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["radixfleet", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_generate_streams_the_text(radixfleet):
+    with served(FakeInference([ANSWER])) as address:
+        code, out, err = radixfleet("generate", "--prompt", "Hi", "--endpoint", address)
+    assert (code, out, err) == (0, "Hello!\n", "")
+
+
+def test_generate_json_is_one_object_with_all_that_a_script_asks_for(radixfleet):
+    with served(FakeInference([ANSWER])) as address:
+        code, out, _ = radixfleet("generate", "--prompt", "Hi", "--json", "--endpoint", address)
+    answer = json.loads(out)
+    assert code == 0
+    assert answer.pop("ttft_s") <= answer.pop("total_s")
+    assert answer == {
+        "text": "Hello!",
+        "token_ids": [5, 6, 7],
+        "request_id": "r",
+        "worker": "w",
+        "reason": "direct",
+        "prompt_tokens": 12,
+        "cached_tokens": 8,
+        "completion_tokens": 3,
+        "finish_reason": "stop",
+    }
+
+
+def test_options_reach_the_server_and_what_was_not_named_stays_unset(radixfleet):
+    fake = FakeInference([ANSWER])
+    with served(fake) as address:
+        radixfleet(
+            *("generate", "--raw", "--prompt", "Hi", "--temperature", "0", "--seed", "3"),
+            *("--stop", "a", "--stop", "b", "--max-new-tokens", "9", "--endpoint", address),
+        )
+    sampling = fake.requests[0].sampling
+    assert fake.requests[0].prompt.text == "Hi"
+    assert (sampling.temperature, sampling.seed, sampling.max_new_tokens) == (0, 3, 9)
+    assert list(sampling.stop) == ["a", "b"]
+    assert not sampling.HasField("top_p")
+    assert not sampling.HasField("ignore_eos")
+
+
+def test_a_prompt_is_a_chat_unless_it_is_raw(radixfleet):
+    fake = FakeInference([ANSWER])
+    with served(fake) as address:
+        radixfleet("generate", "--prompt", "Hi", "--system", "Be brief.", "--endpoint", address)
+    messages = [(message.role, message.content) for message in fake.requests[0].prompt.chat.messages]
+    assert messages == [("system", "Be brief."), ("user", "Hi")]
+
+
+def test_the_prompt_can_come_from_a_file(radixfleet, tmp_path):
+    fake = FakeInference([ANSWER])
+    (tmp_path / "prompt.txt").write_text("from a file\n")
+    with served(fake) as address:
+        code, _, _ = radixfleet(
+            "generate", "--raw", "--prompt-file", str(tmp_path / "prompt.txt"), "--endpoint", address
+        )
+    assert code == 0
+    assert fake.requests[0].prompt.text == "from a file\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "give the prompt"),
+        (["--prompt", "a", "--prompt-file", "b"], "give the prompt"),
+        (["--prompt-file", "/no/such/file"], "cannot read"),
+        (["--prompt", "a", "--raw", "--system", "s"], "--system belongs to --chat"),
+        (["--prompt", "a", "--seed", "many"], "not a valid integer"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_says_what_to_do(radixfleet, arguments, complaint):
+    code, out, err = radixfleet("generate", *arguments)
+    assert (code, out) == (2, "")
+    assert complaint in err
+
+
+def test_a_prompt_file_that_is_no_text_is_refused_by_name(radixfleet, tmp_path):
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\xff\xfe")
+    code, _, err = radixfleet("generate", "--prompt-file", str(tmp_path / "picture.png"))
+    assert code == 2
+    assert "picture.png is not UTF-8" in err
+
+
+def test_a_refused_request_is_exit_code_4(radixfleet):
+    refusal = InvalidRequest("top_p must be in (0, 1]", field="sampling.top_p")
+    with served(FakeInference([[refusal]])) as address:
+        code, out, err = radixfleet("generate", "--prompt", "Hi", "--json", "--endpoint", address)
+    assert (code, out) == (4, "")
+    assert "top_p must be in (0, 1]" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_unreachable_server_is_exit_code_3(radixfleet):
+    with served(FakeInference([ANSWER])) as address:
+        pass  # nobody listens there any more
+    code, out, err = radixfleet("generate", "--prompt", "Hi", "--timeout", "0.3", "--endpoint", address)
+    assert (code, out) == (3, "")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_server_that_cannot_serve_is_exit_code_3(radixfleet):
+    with served(FakeInference([[Unavailable("loading the model")]])) as address:
+        code, _, err = radixfleet("generate", "--prompt", "Hi", "--timeout", "0.3", "--endpoint", address)
+    assert code == 3
+    assert err
+
+
+def test_an_unknown_command_is_exit_code_2(radixfleet):
+    code, _, err = radixfleet("genrate")
+    assert code == 2
+    assert "genrate" in err
+
+
+def test_every_command_teaches(radixfleet):
+    code, overview, _ = radixfleet("--help")
+    assert code == 0
+    for name, summary in cli.COMMANDS.items():
+        assert name in overview
+        code, out, _ = radixfleet(name, "--help")
+        assert code == 0
+        assert "Usage:" in out
+        assert "radixfleet" in out
+        assert summary
+
+
+def test_doctor_names_device_dtype_and_memory_and_has_json(radixfleet):
+    code, out, _ = radixfleet("doctor", "--device", "cpu", "--device-memory", "2GiB", "--json")
+    topics = {finding["topic"]: finding for finding in json.loads(out)["findings"]}
+    assert code == 0
+    assert "2.0 GiB" in topics["device"]["fact"]
+    assert topics["dtype"]["fact"].split(",")[0] in ("bfloat16", "float32")
+    assert {"CPU", "GPU", "memory", "threads", "compiler", "versions", "chunk"} <= topics.keys()
+
+
+def test_doctor_refuses_a_size_that_is_none(radixfleet):
+    code, _, err = radixfleet("doctor", "--device-memory", "lots")
+    assert code == 2
+    assert "8GiB" in err
+
+
+def test_up_names_a_wrong_setting_before_anything_starts(radixfleet):
+    code, _, err = radixfleet("up", "--model", "demo", "--page-size", "7")
+    assert code == 2
+    assert "--page-size must divide 64" in err
