@@ -120,6 +120,17 @@ def test_a_device_too_small_for_one_request_is_to_be_larger() -> None:
     assert failing(total_bytes=3 * GIB + 1)[0] == "device_memory"
 
 
+def test_the_padding_page_is_no_room_for_a_request() -> None:
+    assert plan_memory(demand(max_total_tokens=16, min_context_tokens=16)).num_pages == 2
+    assert failing(max_total_tokens=16, min_context_tokens=17)[0] == "max_total_tokens"
+
+
+def test_a_share_that_the_setting_does_not_take_is_not_advised() -> None:
+    changes = {"total_bytes": 10_000, "weights_bytes": 0, "activation_peak_bytes": 0, "kv_bytes_per_token": 1}
+    assert failing(page_size=1, min_context_tokens=9_985, **changes)[0] == "mem_fraction_static"
+    assert failing(page_size=1, min_context_tokens=9_994, **changes)[0] == "device_memory"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
