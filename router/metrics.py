@@ -18,6 +18,20 @@ from prometheus_client.registry import Collector
 
 from radixfleet.telemetry import DECISION_BUCKETS_S, QUEUE_BUCKETS_S, REQUEST_BUCKETS_S, TTFT_BUCKETS_S
 
+OUTCOMES = (
+    "ok",
+    "cancelled",
+    "deadline_exceeded",
+    "invalid_argument",
+    "not_found",
+    "resource_exhausted",
+    "unavailable",
+    "internal",
+)
+REASONS = ("only", "prefix", "spill", "load", "turn", "chance", "hash")
+RETRY_RESULTS = ("retried", "refused")
+LEASE_OUTCOMES = ("ended", "expired", "interrupted", "closed")
+
 _PREFIX = "radixfleet_router_"
 _SAMPLE_TIMEOUT_S = 2.0
 
@@ -56,10 +70,10 @@ class RouterMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = self._counter(
-            "requests", "Generate requests, by how they ended: ok, or the gRPC status in lower case.", "outcome"
+            "requests", "Generate requests, by how they ended: ok, or the gRPC status in lower case.", outcome=OUTCOMES
         )
         self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "Generate requests now.", registry=self.registry)
-        self.decisions = self._counter("decisions", "Choices of a worker, by why it was chosen.", "reason")
+        self.decisions = self._counter("decisions", "Choices of a worker, by why it was chosen.", reason=REASONS)
         self.prompt_tokens_asked = self._counter("prompt_tokens_asked", "Prompt tokens of started requests.")
         self.prompt_tokens_reachable = self._counter(
             "prompt_tokens_reachable", "Of these, thought to be cached on the best eligible worker."
@@ -71,9 +85,11 @@ class RouterMetrics:
             "prompt_tokens_actual", "Of these, found in its cache by the chosen worker."
         )
         self.retries = self._counter(
-            "retries", "Requests that failed before the first token: retried, or refused by the budget.", "result"
+            "retries",
+            "Requests that failed before the first token: retried, or refused by the budget.",
+            result=RETRY_RESULTS,
         )
-        self.leases = self._counter("leases", "Leases of Fleet.Route, by how they ended.", "outcome")
+        self.leases = self._counter("leases", "Leases of Fleet.Route, by how they ended.", outcome=LEASE_OUTCOMES)
         self.resyncs = self._counter("resyncs", "State streams begun anew because a report was missing.")
         self.decision_s = self._histogram("decision_seconds", "Choosing and booking a worker.", DECISION_BUCKETS_S)
         self.tokenize_s = self._histogram(
@@ -86,8 +102,13 @@ class RouterMetrics:
         """Export a sample with each scrape. It is taken on `loop`, whose thread owns what it reads."""
         self.registry.register(_FleetCollector(sample, loop))
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{_PREFIX}{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, **labels: Sequence[str]) -> Counter:
+        """A counter without labels, or with one whose values are all exported from the start, as 0."""
+        counter = Counter(f"{_PREFIX}{name}", text, tuple(labels), registry=self.registry)
+        for values in labels.values():
+            for value in values:
+                counter.labels(value)
+        return counter
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"{_PREFIX}{name}", text, buckets=buckets, registry=self.registry)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import perf_counter
+from typing import Protocol
 
 from radixfleet.errors import Unavailable
 from router.dispatch.lease import Decision, Lease
@@ -18,7 +19,6 @@ from router.index import Sketch
 from router.metrics import RouterMetrics
 from router.policies import Policy
 from router.view import Ranking, RequestView, ineligible_reason
-from router.workers.registry import WorkerRegistry
 from router.workers.state import WorkerState
 
 RETRY_AFTER_S = 1.0
@@ -46,11 +46,19 @@ class Explanation:
     candidates: Sequence[CandidateReport]
 
 
+class Workers(Protocol):
+    """Where the workers of a model are found: the registry."""
+
+    def serving(self, model: str) -> Sequence[WorkerState]:
+        """Workers of this model, in whatever state they are."""
+        ...
+
+
 class Chooser:
     """Owns the numbering of bookings; everything else is the registry's and the sketch's."""
 
     def __init__(
-        self, registry: WorkerRegistry, sketch: Sketch, policy: Policy, metrics: RouterMetrics, random: Random
+        self, registry: Workers, sketch: Sketch, policy: Policy, metrics: RouterMetrics, random: Random
     ) -> None:
         self._registry = registry
         self._sketch = sketch

@@ -121,7 +121,7 @@ class Dispatcher:
     async def _forward(self, attempt: _Try, record: RequestRecord, send: Send, timeout_s: float | None) -> None:
         """One try. Whatever happens, its lease is settled at the end. Raises LinkFailure."""
         lease = attempt.lease
-        verdict = Verdict.UNKNOWN
+        verdict = Verdict.UNKNOWN  # also when the client leaves
         sent_at_s = self._clock.now()
         try:
             async with aclosing(self._link(lease.worker).generate(lease.request, timeout_s)) as replies:
@@ -154,6 +154,7 @@ class Dispatcher:
             held, attempt.held = attempt.held, None
             await send(held, lease.decision, record.retries)
         await send(reply, lease.decision, record.retries)
+        record.is_complete = reply.kind == "finished"
 
 
 def _is_harmless(failure: LinkFailure) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -27,6 +28,7 @@ answer     the worker said no in its own words
 """
 
 _RETRY_AFTER_S = 1.0
+_STATUS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class CallLink:
                     continue
                 yield reply
                 if reply.kind == "finished":
+                    await _end_of(call)
                     return
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, self._worker) from error
@@ -92,6 +95,13 @@ class CallLink:
             raise _broken(self._worker, "the channel was closed") from None
         finally:
             call.cancel()
+
+
+async def _end_of(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
+    """Wait for the status after the last message: cancelling before it is there would tell the worker that we left."""
+    with suppress(TimeoutError, grpc.aio.AioRpcError):
+        async with asyncio.timeout(_STATUS_S):
+            await call.read()
 
 
 def failure_of(error: grpc.aio.AioRpcError, worker: str) -> LinkFailure:

@@ -32,6 +32,8 @@ class RequestRecord:
     output_tokens: int = 0
     retries: int = 0
     first_token_at_s: float | None = None
+    is_complete: bool = False
+    """The last message was sent: a client that hangs up now has all it asked for."""
 
     def chosen(self, lease: Lease) -> None:
         """It goes to the lease's worker."""
@@ -70,7 +72,10 @@ class RequestLog:
             outcome = "ok"
         except asyncio.CancelledError:
             left_s = deadline()
-            outcome = "cancelled" if left_s is None or left_s > 0 else "deadline_exceeded"
+            if record.is_complete:
+                outcome = "ok"
+            else:
+                outcome = "cancelled" if left_s is None or left_s > 0 else "deadline_exceeded"
             raise
         except RadixfleetError as error:
             outcome = error.code.lower()

@@ -1,20 +1,23 @@
 """What one worker has to do, from two sources: this router's own bookings, and the worker's reports.
 
-Own bookings count at once. The worker's report counts them too, but later: it was taken a moment ago, and a request
-that was sent since is not in it. Bookings younger than SETTLING_S are therefore taken as unknown to the worker and
-older ones as known. At each report, with R the prompt tokens that the worker has still to compute, and K the same by
-our books:
+Own bookings count at once. A report counts them too, but late: it was taken a moment ago, so a request sent since may not
+be in it, and one that ended since may still be. With R the prompt tokens that the report says are still to be computed:
 
-    foreign  = max(0, R - K)    work that others brought: another router, a client that calls the worker directly
-    progress = max(0, K - R)    our own prompts that are computed in part, before their first token
+    foreign  = max(0, R - all that may be in it)     all own bookings, and those ended within SETTLING_S
+    progress = max(0, all that must be in it - R)    own bookings older than SETTLING_S
 
-Until the next report both stand, and  load = own bookings - progress + foreign.  A booking that gets its first token
-takes its tokens away, and as much progress: the oldest prompts are computed first. Nothing is counted twice, nothing
-goes below zero. Requests are reconciled in the same way, without progress. On the event loop only.
+`foreign` is the work of others: another router, a client that calls the worker directly. `progress` is what was computed of
+our own prompts before their first token. Until the next report both stand, and
+
+    outstanding = own bookings - progress + foreign
+
+A booking that gets its first token takes its tokens away, and as much progress: the oldest prompts are computed first.
+Nothing is counted twice, and nothing goes below zero. Requests are counted in the same way. On the event loop only.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from radixfleet.clock import Clock
@@ -33,6 +36,15 @@ class Booking:
     booked_at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What left the books lately."""
+
+    at_s: float
+    tokens: int
+    requests: int
+
+
 class Books:
     """The accounts of one worker."""
 
@@ -40,6 +52,7 @@ class Books:
         self._clock = clock
         # Oldest first: a dict keeps its order.
         self._open: dict[Booking, None] = {}
+        self._ended: deque[_Ended] = deque()
         self._own_tokens = 0
         self._progress_tokens = 0
         self._foreign_tokens = 0
@@ -84,30 +97,41 @@ class Books:
     def computed(self, booking: Booking) -> None:
         """The request's prompt is computed: its first token is there."""
         assert booking in self._open, "the booking is closed"
-        self._own_tokens -= booking.tokens
-        self._progress_tokens = max(0, self._progress_tokens - booking.tokens)
-        booking.tokens = 0
+        self._end(booking, requests=0)
 
     def close(self, booking: Booking) -> None:
         """The request ended, however it did."""
-        self.computed(booking)
+        assert booking in self._open, "the booking is closed"
+        self._end(booking, requests=1)
         del self._open[booking]
 
     def report(self, load: Load) -> None:
         """The worker's own account of its load."""
         self.reported = load
-        known_requests, known_tokens = len(self._open), self._own_tokens
         settled_before_s = self._clock.now() - SETTLING_S
+        while self._ended and self._ended[0].at_s <= settled_before_s:
+            self._ended.popleft()
+        certain_tokens = self._own_tokens
         for booking in reversed(self._open):
             if booking.booked_at_s <= settled_before_s:
                 break
-            known_requests -= 1
-            known_tokens -= booking.tokens
-        self._foreign_requests = max(0, load.running_requests + load.waiting_requests - known_requests)
-        self._foreign_tokens = max(0, load.outstanding_prompt_tokens - known_tokens)
-        self._progress_tokens = max(0, known_tokens - load.outstanding_prompt_tokens)
+            certain_tokens -= booking.tokens
+        possible_tokens = self._own_tokens + sum(ended.tokens for ended in self._ended)
+        possible_requests = len(self._open) + sum(ended.requests for ended in self._ended)
+        self._foreign_tokens = max(0, load.outstanding_prompt_tokens - possible_tokens)
+        self._foreign_requests = max(0, load.running_requests + load.waiting_requests - possible_requests)
+        self._progress_tokens = max(0, certain_tokens - load.outstanding_prompt_tokens)
 
     def forget_reports(self) -> None:
         """The worker restarted or is out of reach: only own bookings are known."""
         self.reported = Load()
         self._progress_tokens = self._foreign_tokens = self._foreign_requests = 0
+        self._ended.clear()
+
+    def _end(self, booking: Booking, *, requests: int) -> None:
+        """Take the booking's tokens away, and remember that a report may still count them."""
+        self._own_tokens -= booking.tokens
+        self._progress_tokens = max(0, self._progress_tokens - booking.tokens)
+        if booking.tokens or requests:
+            self._ended.append(_Ended(self._clock.now(), booking.tokens, requests))
+        booking.tokens = 0

@@ -70,7 +70,7 @@ class Breaker:
         if probe and self._probing:
             self._probing = False
             self._opened_at_s = self._clock.now()
-        if sent_at_s <= self._failed_at_s:
+        if sent_at_s < self._failed_at_s:
             return
         self._failed_at_s = self._clock.now()
         self._failed_in_row += 1

@@ -1,0 +1,16 @@
+"""Waiting for something to become true, in tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+async def until(condition: Callable[[], object], what: str = "", *, timeout_s: float = 10.0) -> None:
+    """Return once `condition()` is true. AssertionError when it never is."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not condition():
+                await asyncio.sleep(0.002)
+    except TimeoutError:
+        raise AssertionError(f"waited {timeout_s} s in vain: {what or condition}") from None

@@ -1,0 +1,332 @@
+"""The dispatcher over scripted links: which replies reach the client, what is tried again, what the books say at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, RadixfleetError, Unavailable
+from radixfleet.v1 import inference_pb2
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.lease import Decision
+from router.dispatch.link import LinkFailure, Reply
+from router.dispatch.record import RequestLog, RequestRecord
+from router.dispatch.request import PreparedRequest
+from router.workers.breaker import BreakerState
+from router.workers.state import WorkerState
+from tests.support.router_parts import Parts, prepared
+
+ANSWER = inference_pb2.GenerateResponse()
+STARTED = Reply("started", ANSWER, cached_tokens=64)
+FINISHED = Reply("finished", ANSWER)
+
+
+def delta(*ids: int) -> Reply:
+    return Reply("delta", ANSWER, token_ids=ids)
+
+
+def lost() -> LinkFailure:
+    return LinkFailure("transport", Unavailable("worker cannot be reached", retry_after_s=1.0), "connection reset")
+
+
+def says(error: RadixfleetError) -> LinkFailure:
+    return LinkFailure("answer", error, "said the worker")
+
+
+WHOLE = (STARTED, delta(1), delta(2, 3), FINISHED)
+Step = Reply | LinkFailure | asyncio.Event | float
+
+
+@dataclass
+class ScriptedLink:
+    """Plays one list of steps for each request: a reply, a failure, an event to wait for, seconds that pass."""
+
+    parts: Parts
+    scripts: list[Sequence[Step]]
+    timeouts_s: list[float | None] = field(default_factory=list)
+    closed: int = 0
+
+    async def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
+        self.timeouts_s.append(timeout_s)
+        try:
+            for step in self.scripts.pop(0):
+                if isinstance(step, LinkFailure):
+                    raise step
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, float):
+                    self.parts.clock.advance(step)
+                else:
+                    yield step
+        finally:
+            self.closed += 1
+
+
+class Carrying:
+    """A dispatcher, its links by worker, and what the client got."""
+
+    def __init__(self, *scripts: Sequence[Step], workers: int = 3, max_retries: int = 1, ratio: float = 0.1) -> None:
+        self.parts = Parts(workers)
+        self.link = ScriptedLink(self.parts, list(scripts))
+        self.tried: list[WorkerState] = []
+        self.log = RequestLog(self.parts.metrics, self.parts.clock)
+        self.got: list[Reply] = []
+        self.retries: list[int] = []
+        self.record: RequestRecord | None = None
+        self.send_gate: asyncio.Event | None = None
+        self.dispatcher = Dispatcher(
+            self.parts.chooser,
+            self._link_to,
+            max_retries=max_retries,
+            retry_ratio=ratio,
+            log=self.log,
+            metrics=self.parts.metrics,
+            clock=self.parts.clock,
+        )
+
+    def _link_to(self, worker: WorkerState) -> ScriptedLink:
+        self.tried.append(worker)
+        return self.link
+
+    async def _send(self, reply: Reply, decision: Decision, retries: int) -> None:
+        if self.send_gate is not None:
+            await self.send_gate.wait()
+        self.got.append(reply)
+        self.retries.append(retries)
+
+    async def run(self, timeout_s: float | None = None) -> None:
+        with self.log.follow("r", lambda: timeout_s) as self.record:
+            await self.dispatcher.run(prepared(300), self.record, self._send, lambda: timeout_s)
+
+    def outcome(self, name: str) -> float | None:
+        labels = {"outcome": name}
+        return self.parts.metrics.registry.get_sample_value("radixfleet_router_requests_total", labels)
+
+    def check_settled(self) -> None:
+        self.parts.check_settled()
+        assert self.log.in_flight == 0
+        assert self.link.closed == len(self.tried)
+
+
+async def test_replies_are_passed_on_as_they_are() -> None:
+    carrying = Carrying(WHOLE)
+    await carrying.run()
+    assert carrying.got == list(WHOLE)
+    assert carrying.outcome("ok") == 1
+    record = carrying.record
+    assert record is not None
+    assert (record.worker, record.reason, record.cached_tokens, record.output_tokens) == (
+        carrying.tried[0].name,
+        "load",
+        64,
+        3,
+    )
+    carrying.check_settled()
+
+
+async def test_started_waits_for_the_first_token() -> None:
+    gate = asyncio.Event()
+    carrying = Carrying([STARTED, gate, delta(1), FINISHED])
+    task = asyncio.create_task(carrying.run())
+    while not carrying.parts.workers or not any(worker.books.own_tokens == 236 for worker in carrying.parts.workers):
+        await asyncio.sleep(0)
+    assert carrying.got == []
+    gate.set()
+    await task
+    assert carrying.got == [STARTED, delta(1), FINISHED]
+
+
+async def test_a_completion_without_tokens_is_whole_too() -> None:
+    carrying = Carrying([STARTED, FINISHED])
+    await carrying.run()
+    assert carrying.got == [STARTED, FINISHED]
+
+
+@pytest.mark.parametrize(
+    "failed", [[lost()], [STARTED, lost()], [says(Unavailable("draining"))], [says(Overloaded("queue full"))]]
+)
+async def test_a_request_that_failed_before_its_first_token_is_tried_on_another_worker(failed: list[Step]) -> None:
+    """Behaviour 53: before the first token only; the client sees one Started, that of the worker that answered."""
+    carrying = Carrying(failed, WHOLE)
+    await carrying.run()
+    assert carrying.got == list(WHOLE)
+    assert carrying.retries[0] == 1
+    assert len(carrying.tried) == 2
+    assert carrying.tried[0] is not carrying.tried[1]
+    carrying.check_settled()
+
+
+@pytest.mark.parametrize("failure", [lost(), says(Unavailable("the engine died"))])
+async def test_a_worker_lost_after_the_first_token_is_an_error_that_says_how_much_was_delivered(
+    failure: LinkFailure,
+) -> None:
+    """Behaviour 53: never a silent stop, never a second try."""
+    carrying = Carrying([STARTED, delta(1), delta(2, 3), failure], WHOLE)
+    with pytest.raises(Unavailable, match="lost after 3 tokens") as caught:
+        await carrying.run()
+    assert caught.value.metadata["delivered_tokens"] == "3"
+    assert len(carrying.tried) == 1
+    assert carrying.outcome("unavailable") == 1
+    carrying.check_settled()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidRequest("temperature", field="sampling.temperature"), InternalError("broken"), DeadlineExceeded("")],
+)
+async def test_what_another_worker_would_not_do_better_is_not_tried_again(error: RadixfleetError) -> None:
+    carrying = Carrying([says(error)], WHOLE)
+    with pytest.raises(type(error)) as caught:
+        await carrying.run()
+    assert caught.value is error
+    assert len(carrying.tried) == 1
+    carrying.check_settled()
+
+
+async def test_no_more_retries_than_allowed() -> None:
+    carrying = Carrying([lost()], [lost()], WHOLE, max_retries=1)
+    with pytest.raises(Unavailable):
+        await carrying.run()
+    assert len(carrying.tried) == 2
+    carrying.check_settled()
+
+
+async def test_the_last_worker_is_not_tried_twice() -> None:
+    carrying = Carrying([says(Overloaded("queue full", retry_after_s=3.0))], WHOLE, workers=1)
+    with pytest.raises(Overloaded) as caught:
+        await carrying.run()
+    assert caught.value.retry_after_s == 3.0
+    carrying.check_settled()
+
+
+async def test_the_budget_bounds_the_retries_of_a_fleet_that_fails() -> None:
+    """Behaviour 53: 100 requests that all fail are not 200."""
+    carrying = Carrying(*([lost()] for _ in range(200)), workers=30, ratio=0.1)
+    for _ in range(60):
+        with pytest.raises(Unavailable):
+            await carrying.run()
+    assert len(carrying.tried) <= 60 + 10 + 6
+    results = {
+        result: carrying.parts.metrics.registry.get_sample_value("radixfleet_router_retries_total", {"result": result})
+        for result in ("retried", "refused")
+    }
+    assert results["retried"] == len(carrying.tried) - 60
+    assert results["refused"] == 120 - len(carrying.tried)
+    carrying.check_settled()
+
+
+async def test_the_time_that_is_left_goes_to_the_worker() -> None:
+    carrying = Carrying(WHOLE)
+    await carrying.run(timeout_s=3.5)
+    assert carrying.link.timeouts_s == [3.5]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        says(InvalidRequest("no")),
+        says(InternalError("NaN")),
+        says(Overloaded("full")),
+        LinkFailure("deadline", DeadlineExceeded("late"), "client's deadline"),
+    ],
+)
+async def test_what_the_client_or_the_engine_did_does_not_open_the_breaker(failure: LinkFailure) -> None:
+    """Behaviour 52: client errors and short deadlines say nothing about the connection to a worker."""
+    carrying = Carrying(*([0.1, failure] for _ in range(20)), workers=1)
+    for _ in range(20):
+        with pytest.raises(RadixfleetError):
+            await carrying.run()
+    assert carrying.parts.workers[0].breaker.state is BreakerState.CLOSED
+
+
+@pytest.mark.parametrize(
+    "failure", [lost(), LinkFailure("deadline", DeadlineExceeded("late"), "silent for two seconds")]
+)
+async def test_lost_connections_and_silence_open_the_breaker(failure: LinkFailure) -> None:
+    carrying = Carrying(*([2.0, failure] for _ in range(3)), workers=1)
+    for _ in range(3):
+        with pytest.raises(RadixfleetError):
+            await carrying.run()
+    assert carrying.parts.workers[0].breaker.state is BreakerState.OPEN
+
+
+async def test_a_client_that_leaves_before_the_first_token_ends_the_request_at_the_worker() -> None:
+    """Behaviour 58: and it is counted as cancelled, neither as a success nor as a failure."""
+    carrying = Carrying([STARTED, asyncio.Event()])
+    task = asyncio.create_task(carrying.run())
+    while not any(worker.books.own_tokens == 236 for worker in carrying.parts.workers):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert carrying.link.closed == 1
+    assert carrying.outcome("cancelled") == 1
+    assert carrying.outcome("ok") == carrying.outcome("unavailable") == carrying.outcome("internal") == 0
+    carrying.check_settled()
+
+
+async def test_a_client_that_leaves_while_it_is_written_to_ends_the_request_at_the_worker() -> None:
+    carrying = Carrying(WHOLE)
+    carrying.send_gate = asyncio.Event()
+    task = asyncio.create_task(carrying.run())
+    while not carrying.tried:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    carrying.check_settled()
+    assert carrying.outcome("cancelled") == 1
+
+
+async def test_a_request_cut_by_its_deadline_is_not_counted_as_cancelled() -> None:
+    carrying = Carrying([STARTED, asyncio.Event()])
+    task = asyncio.create_task(carrying.run(timeout_s=0.0))
+    while not carrying.tried:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert carrying.outcome("deadline_exceeded") == 1
+
+
+steps = st.lists(st.sampled_from(["started", "token", "finish", "lost", "says", "hang", "pass"]), max_size=5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(steps, min_size=1, max_size=6), st.lists(st.integers(0, 6), min_size=6, max_size=6))
+def test_whatever_workers_and_clients_do_every_counter_returns_to_zero(
+    scripts: list[list[str]], patience: list[int]
+) -> None:
+    """Behaviour 44: successes, errors, retries, hangs and cancellations at any point, several at a time."""
+
+    def step(name: str) -> Step:
+        made: dict[str, Step] = {
+            "started": STARTED,
+            "token": delta(1, 2),
+            "finish": FINISHED,
+            "lost": lost(),
+            "says": says(Unavailable("no")),
+            "hang": asyncio.Event(),
+            "pass": 0.6,
+        }
+        return made[name]
+
+    async def play() -> None:
+        played = [[step(name) for name in script] for script in scripts]
+        carrying = Carrying(*played, *([lost()] for _ in range(20)), workers=2)
+        tasks = [asyncio.create_task(carrying.run()) for _ in scripts]
+        for turns, task in zip(patience, tasks, strict=False):
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        carrying.check_settled()
+        assert all(worker.books.own_tokens >= 0 for worker in carrying.parts.workers)
+
+    asyncio.run(play())

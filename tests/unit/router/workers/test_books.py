@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from radixfleet.clock import ManualClock
+from radixfleet.types import Load
+from router.workers.books import SETTLING_S, Booking, Books
+
+
+def test_own_bookings_count_at_once() -> None:
+    books = Books(ManualClock())
+    books.book(300)
+    books.book(50)
+    assert books.outstanding_tokens == 350
+    assert books.running_requests == 2
+
+
+def test_the_first_token_takes_the_prompt_away_and_the_end_takes_the_request_away() -> None:
+    books = Books(ManualClock())
+    booking = books.book(300)
+    books.computed(booking)
+    assert (books.outstanding_tokens, books.running_requests) == (0, 1)
+    books.close(booking)
+    assert (books.outstanding_tokens, books.running_requests) == (0, 0)
+
+
+def test_an_end_before_the_first_token_takes_both_away() -> None:
+    books = Books(ManualClock())
+    books.close(books.book(300))
+    assert (books.own_tokens, books.own_requests) == (0, 0)
+
+
+def test_the_workers_word_corrects_what_was_predicted() -> None:
+    books = Books(ManualClock())
+    booking = books.book(300)
+    books.revise(booking, 40)
+    assert books.outstanding_tokens == 40
+
+
+def test_what_nobody_here_booked_is_the_work_of_others() -> None:
+    books = Books(ManualClock())
+    books.book(300)
+    books.report(Load(running_requests=3, waiting_requests=1, outstanding_prompt_tokens=1000))
+    assert books.outstanding_tokens == 1000
+    assert books.running_requests == 4
+
+
+def test_a_report_that_knows_our_booking_does_not_count_it_twice() -> None:
+    clock = ManualClock()
+    books = Books(clock)
+    booking = books.book(300)
+    for _ in range(20):
+        books.report(Load(waiting_requests=1, outstanding_prompt_tokens=300))
+        assert books.outstanding_tokens == 300
+        assert books.running_requests == 1
+        clock.advance(SETTLING_S / 10)
+    books.close(booking)
+    assert books.outstanding_tokens == 0
+
+
+def test_a_report_from_before_our_booking_does_not_cancel_it() -> None:
+    """Behaviour 45: a burst stays booked when an older report of an idle worker comes in."""
+    books = Books(ManualClock())
+    for _ in range(64):
+        books.book(300)
+    books.report(Load())
+    assert books.outstanding_tokens == 64 * 300
+    assert books.running_requests == 64
+
+
+def test_a_report_from_before_the_first_token_leaves_no_phantom() -> None:
+    clock = ManualClock()
+    books = Books(clock)
+    booking = books.book(300)
+    books.computed(booking)
+    books.report(Load(running_requests=1, outstanding_prompt_tokens=300))
+    assert books.outstanding_tokens == 0
+    books.close(booking)
+    books.report(Load(running_requests=1))
+    assert books.running_requests == 0
+
+
+def test_a_long_prompt_that_is_half_computed_counts_half() -> None:
+    clock = ManualClock()
+    books = Books(clock)
+    booking = books.book(32_000)
+    clock.advance(SETTLING_S)
+    books.report(Load(running_requests=1, outstanding_prompt_tokens=16_000))
+    assert books.outstanding_tokens == 16_000
+    young = books.book(1_000)
+    assert books.outstanding_tokens == 17_000
+    books.computed(booking)
+    assert books.outstanding_tokens == 1_000
+    books.close(booking)
+    books.close(young)
+    assert books.outstanding_tokens == 0
+
+
+def test_work_of_others_is_seen_again_once_our_own_has_settled() -> None:
+    clock = ManualClock()
+    books = Books(clock)
+    books.close(books.book(300))
+    clock.advance(SETTLING_S)
+    books.report(Load(running_requests=1, outstanding_prompt_tokens=300))
+    assert books.outstanding_tokens == 300
+    assert books.running_requests == 1
+
+
+def test_a_restart_forgets_what_the_old_engine_reported() -> None:
+    books = Books(ManualClock())
+    books.book(10)
+    books.report(Load(running_requests=5, outstanding_prompt_tokens=1000, kv_protected_tokens=7))
+    books.forget_reports()
+    assert books.outstanding_tokens == 10
+    assert books.running_requests == 1
+    assert books.reported == Load()
+
+
+def test_a_closed_booking_cannot_be_closed_again() -> None:
+    books = Books(ManualClock())
+    booking = books.book(1)
+    books.close(booking)
+    with pytest.raises(AssertionError, match="closed"):
+        books.close(booking)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["book", "revise", "computed", "close", "report", "wait", "forget"]), st.integers(0, 500)
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_no_counter_goes_below_zero_and_all_end_at_zero(steps: list[tuple[str, int]]) -> None:
+    """Behaviour 44: whatever comes in whatever order."""
+    clock = ManualClock()
+    books = Books(clock)
+    open_bookings: list[Booking] = []
+
+    def pick(number: int, act: Callable[[Booking], None]) -> None:
+        if open_bookings:
+            act(open_bookings[number % len(open_bookings)])
+
+    for step, number in steps:
+        if step == "book":
+            open_bookings.append(books.book(number))
+        elif step == "revise":
+            pick(number, lambda booking: books.revise(booking, number % 7))
+        elif step == "computed":
+            pick(number, books.computed)
+        elif step == "close" and open_bookings:
+            books.close(open_bookings.pop(number % len(open_bookings)))
+        elif step == "report":
+            books.report(Load(running_requests=number % 5, outstanding_prompt_tokens=number))
+        elif step == "wait":
+            clock.advance(number / 250)
+        elif step == "forget":
+            books.forget_reports()
+        assert books.own_tokens == sum(booking.tokens for booking in open_bookings)
+        assert books.own_requests == len(open_bookings)
+        assert books.outstanding_tokens >= 0
+        assert books.running_requests >= books.own_requests
+    for booking in open_bookings:
+        books.close(booking)
+    clock.advance(SETTLING_S)
+    books.report(Load())
+    assert (books.own_tokens, books.own_requests, books.outstanding_tokens, books.running_requests) == (0, 0, 0, 0)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from radixfleet import convert
+from radixfleet.types import Capacity, Load, WorkerStatus
+from radixfleet.v1 import worker_pb2
+from router.workers.intake import Next, StateIntake
+from router.workers.listener import LeasePhase
+from router.workers.state import WorkerState
+from router.workers.surroundings import Surroundings
+from router.workers.tokenizers import TokenizerStore
+from tests.support.router_fixture import settings
+from tests.support.router_parts import Heard, Parts, prepared
+
+BLOCKS = [int(block) for block in prepared(64 * 8).block_hashes]
+
+
+class Taking:
+    """One worker and what takes its updates in."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.parts = Parts(num_workers=0)
+        self.state: WorkerState = self.parts.add("w0", **facts)
+        self.heard = Heard()
+        tokenizers = TokenizerStore(ThreadPoolExecutor(1))
+        self.intake = StateIntake(
+            self.state,
+            Surroundings(
+                settings(),
+                self.parts.sketch,
+                tokenizers,
+                self.parts.metrics,
+                self.heard,
+                self.parts.clock,
+                Random(1),
+            ),
+        )
+
+    def take(self, sequence: int = 0, *, incarnation: int = 1, status: str = "serving", **fields: Any) -> Next:
+        value = convert.worker_status_to_pb(WorkerStatus(status))
+        update = worker_pb2.StateUpdate(incarnation=incarnation, sequence=sequence, status=value, **fields)
+        return self.intake.take(update)
+
+    def digest(self, sequence: int, *hashes: int, **fields: Any) -> Next:
+        return self.take(sequence, digest=worker_pb2.PrefixDigest(block_hashes=packed(*hashes)), **fields)
+
+    def delta(self, sequence: int, added: list[int], evicted: list[int] | None = None, **fields: Any) -> Next:
+        delta = worker_pb2.PrefixDelta(added=packed(*added), evicted=packed(*(evicted or [])))
+        return self.take(sequence, delta=delta, **fields)
+
+    @property
+    def depth(self) -> int:
+        return self.parts.sketch.match(np.array(BLOCKS, dtype=np.uint64))[self.state.slot]
+
+
+def packed(*hashes: int) -> bytes:
+    return np.array(hashes, dtype="<u8").tobytes()
+
+
+def test_digest_then_deltas_then_heartbeats() -> None:
+    taking = Taking()
+    assert taking.digest(5, *BLOCKS[:3]) is Next.READ
+    assert taking.depth == 3
+    assert taking.delta(6, BLOCKS[3:5]) is Next.READ
+    assert taking.depth == 5
+    assert taking.delta(7, [], BLOCKS[2:5]) is Next.READ
+    assert taking.depth == 2
+    assert taking.take(7) is Next.READ
+    assert not taking.state.approximate
+
+
+@pytest.mark.parametrize("sequence", [8, 6, 5])
+def test_a_gap_asks_for_a_resync_and_is_counted(sequence: int) -> None:
+    """Behaviour 50: a gap in the event sequence leads to a resync."""
+    taking = Taking()
+    taking.digest(6, *BLOCKS[:3])
+    assert taking.delta(sequence, BLOCKS[3:5]) is Next.RESYNC
+    assert taking.state.approximate
+    assert taking.parts.metrics.registry.get_sample_value("radixfleet_router_resyncs_total") == 1
+    assert taking.digest(9, *BLOCKS[:1]) is Next.READ
+    assert taking.depth == 1
+
+
+def test_a_heartbeat_that_skips_numbers_is_a_gap() -> None:
+    """Behaviour 50: the missing report may have been the last for a long time."""
+    taking = Taking()
+    taking.digest(6, *BLOCKS[:3])
+    assert taking.take(7) is Next.RESYNC
+
+
+def test_a_new_incarnation_wipes_the_sketch_at_once_and_forgets_what_was_held_against_the_old() -> None:
+    """Behaviour 50: a restarted worker's old entries are dropped with the first update that tells of it."""
+    taking = Taking()
+    taking.digest(6, *BLOCKS[:3])
+    taking.state.drain_wanted = True
+    for _ in range(3):
+        taking.parts.clock.advance(1.0)
+        taking.state.breaker.failure(sent_at_s=taking.parts.clock.now(), probe=False)
+        taking.parts.clock.advance(1.0)
+    assert not taking.state.breaker.admits
+    taking.take(0, incarnation=2, status="loading")
+    assert taking.depth == 0
+    assert taking.state.breaker.admits
+    assert not taking.state.drain_wanted
+    assert taking.heard.gone == [taking.state]
+
+
+def test_a_change_of_status_asks_for_the_facts_again() -> None:
+    taking = Taking()
+    taking.digest(1)
+    assert taking.take(1, status="draining") is Next.ASK
+    assert taking.state.view.unavailable == "draining"
+    assert taking.take(1, status="draining") is Next.READ
+
+
+def test_load_and_capacity_are_taken_over() -> None:
+    taking = Taking()
+    taking.digest(1)
+    load = Load(3, 2, 500, 1000, 400)
+    capacity = Capacity(6400, 16, 5, 512)
+    taking.take(1, load=convert.load_to_pb(load), capacity=convert.capacity_to_pb(capacity))
+    view = taking.state.view
+    assert (view.running_requests, view.waiting_requests, view.outstanding_prompt_tokens) == (3, 2, 500)
+    assert view.kv_tokens == 6400
+    assert view.max_running_requests == 5
+    assert taking.parts.sketch.capacity_blocks(taking.state.slot) == 100
+
+
+def test_evictable_cache_is_no_load() -> None:
+    """Only what cannot be evicted counts: a worker with a full cache and nothing to do is idle."""
+    taking = Taking()
+    taking.digest(1)
+    taking.take(1, load=worker_pb2.Load(kv_evictable_tokens=100_000))
+    assert taking.state.view.outstanding_prompt_tokens == 0
+    assert taking.state.view.kv_free_tokens == 100_000
+
+
+@pytest.mark.parametrize("fields", [{"block_scheme": 99}, {"block_tokens": 128}])
+def test_blocks_of_another_scheme_are_not_compared(fields: dict[str, int]) -> None:
+    taking = Taking(**fields)
+    assert taking.digest(5, *BLOCKS[:3]) is Next.READ
+    assert taking.delta(9, BLOCKS[:3]) is Next.READ
+    assert taking.depth == 0
+    assert taking.state.approximate
+
+
+def test_lease_events_are_passed_on_in_order() -> None:
+    taking = Taking()
+    events = [
+        worker_pb2.LeaseEvent(lease_id="a", phase=worker_pb2.LeaseEvent.PHASE_STARTED, cached_tokens=64),
+        worker_pb2.LeaseEvent(lease_id="b", phase=99),  # type: ignore[arg-type]  # a phase of a later version
+        worker_pb2.LeaseEvent(lease_id="a", phase=worker_pb2.LeaseEvent.PHASE_FIRST_TOKEN),
+        worker_pb2.LeaseEvent(lease_id="a", phase=worker_pb2.LeaseEvent.PHASE_ENDED),
+    ]
+    taking.digest(1, lease_events=events)
+    assert taking.heard.events == [
+        ("a", LeasePhase.STARTED, 64),
+        ("a", LeasePhase.FIRST_TOKEN, 0),
+        ("a", LeasePhase.ENDED, 0),
+    ]
+
+
+def test_hashes_cut_in_the_middle_are_refused() -> None:
+    taking = Taking()
+    with pytest.raises(ValueError, match="buffer size"):
+        taking.take(1, digest=worker_pb2.PrefixDigest(block_hashes=b"1234567"))
