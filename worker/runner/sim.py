@@ -173,7 +173,7 @@ class SimRunner:
         self._parameters[row] = start
         self._broken[row] = False
         is_greedy = start.temperature == 0.0
-        self._salts[row] = 0 if is_greedy else mix(np.uint64(start.seed), np.uint64(1))
+        self._salts[row] = 0 if is_greedy else mix(np.array([start.seed], dtype=np.uint64), np.uint64(1))[0]
 
     def _compute(self, plan: StepPlan) -> Int32Array:
         """Write the slots, and return the token that each sequence samples. All sequences at once, by arrays."""
@@ -257,15 +257,13 @@ class SimRunner:
             _expect(one_history, f"row {row} reads slots of different histories")
 
 
-def mix(values: npt.NDArray[np.uint64] | np.uint64, salts: npt.NDArray[np.uint64] | np.uint64) -> _U64Array:
-    """64 well-mixed bits of each pair (splitmix64's finish over a linear combination)."""
-    with np.errstate(over="ignore"):
-        mixed = np.atleast_1d(np.asarray(values)) * np.uint64(0x9E3779B97F4A7C15) + (
-            np.asarray(salts) + np.uint64(1)
-        ) * np.uint64(0xD1B54A32D192ED03)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return np.asarray(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64)
+def mix(values: _U64Array, salts: _U64Array | np.uint64) -> _U64Array:
+    """64 well-mixed bits for each of `values` [n] (splitmix64's finish over a linear combination of value and salt)."""
+    mixed = values * np.uint64(0x9E3779B97F4A7C15)
+    mixed += (np.atleast_1d(salts) + np.uint64(1)) * np.uint64(0xD1B54A32D192ED03)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _expect(condition: bool, message: str) -> None:  # noqa: FBT001 - an assertion that optimization does not remove

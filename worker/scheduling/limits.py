@@ -67,16 +67,16 @@ class Limits:
             return "the prompt is empty; send at least one token"
         if max_new_tokens < 1:
             return f"max_new_tokens is {max_new_tokens}; it must be at least 1"
-        wanted = f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}"
-        if prompt_tokens + max_new_tokens > self.max_context_tokens:
-            return (
-                f"{wanted}, {prompt_tokens + max_new_tokens} together, but the context is {self.max_context_tokens} "
-                "tokens; shorten the prompt or lower max_new_tokens"
-            )
-        # The last token's KV is never computed.
-        if prompt_tokens + max_new_tokens - 1 > self.kv_tokens:
+        total = prompt_tokens + max_new_tokens
+        wanted = f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}, {total} together"
+        if total > self.kv_tokens:
             return (
                 f"{wanted}, but this worker's KV pool holds {self.kv_tokens} tokens; shorten the prompt, lower "
                 "max_new_tokens, or give the worker a larger KV pool (--mem-fraction-static, --device-memory)"
+            )
+        if total > self.max_context_tokens:
+            return (
+                f"{wanted}, but the context is {self.max_context_tokens} tokens; shorten the prompt, lower "
+                "max_new_tokens, or, where the model allows it, raise the worker's --context-length"
             )
         return None

@@ -1,0 +1,77 @@
+"""Sizes: what fits, what never can, and how a step's tokens are shared."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixfleet.clock import ManualClock
+from worker.runner.sim import SimRunner, SimRunnerConfig
+from worker.scheduling.limits import Limits
+
+LIMITS = Limits(num_pages=101, page_size=16, max_running_requests=8, chunked_prefill_size=64, max_context_tokens=1_000)
+
+
+def test_the_pool_is_counted_without_the_padding_sink() -> None:
+    assert LIMITS.kv_tokens == 1_600
+
+
+def test_limits_come_from_what_the_runner_says() -> None:
+    config = SimRunnerConfig(
+        kv_tokens=640, page_size=16, max_running_requests=3, chunked_prefill_size=48, max_context_tokens=9_999
+    )
+    limits = Limits.from_ready(SimRunner(config, ManualClock()).load(), order="priority")
+    assert limits == Limits(
+        num_pages=41,
+        page_size=16,
+        max_running_requests=3,
+        chunked_prefill_size=48,
+        max_context_tokens=640,
+        order="priority",
+    )
+
+
+@pytest.mark.parametrize(("num_decodes", "budget"), [(0, 64), (1, 63), (48, 16), (49, 16), (64, 16), (1_000, 16)])
+def test_decodes_come_out_of_the_budget_but_never_starve_prompts(num_decodes: int, budget: int) -> None:
+    assert LIMITS.prefill_budget(num_decodes) == budget
+
+
+@pytest.mark.parametrize(("chunk", "max_running"), [(1, 1), (64, 8), (64, 60), (7, 256), (8_192, 256)])
+def test_no_step_exceeds_its_bound(chunk: int, max_running: int) -> None:
+    limits = Limits(
+        num_pages=2,
+        page_size=1,
+        max_running_requests=max_running,
+        chunked_prefill_size=chunk,
+        max_context_tokens=1,
+    )
+    largest = max(decodes + limits.prefill_budget(decodes) for decodes in range(max_running + 1))
+    assert largest == limits.max_step_tokens <= chunk + max_running
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_new_tokens", "says"),
+    [
+        (0, 1, ["empty"]),
+        (5, 0, ["max_new_tokens", "0"]),
+        (5, -3, ["max_new_tokens", "-3"]),
+        (1_000, 1, ["1001", "1000", "--context-length"]),
+        (1, 1_000, ["1001", "1000", "--context-length"]),
+        (1_600, 1, ["1601", "1600", "KV pool", "--mem-fraction-static"]),
+        (5, 99_999_999, ["99999999", "1600", "KV pool"]),
+        (2**62, 2**62, ["KV pool"]),
+    ],
+)
+def test_what_never_fits_is_refused_with_numbers_and_the_setting(
+    prompt_tokens: int, max_new_tokens: int, says: list[str]
+) -> None:
+    """Behaviours 15, 40."""
+    message = LIMITS.refusal(prompt_tokens, max_new_tokens)
+    assert message is not None
+    for part in says:
+        assert part in message
+
+
+@pytest.mark.parametrize(("prompt_tokens", "max_new_tokens"), [(1, 1), (999, 1), (1, 999), (500, 500)])
+def test_what_just_fits_is_not_refused(prompt_tokens: int, max_new_tokens: int) -> None:
+    """Behaviour 40: a prompt of the context length less one leaves room for one token."""
+    assert LIMITS.refusal(prompt_tokens, max_new_tokens) is None
