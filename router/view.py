@@ -66,16 +66,20 @@ class WorkerView:
     """Why it can serve no request at all; empty when it can. Derived."""
     kv_free_tokens: int = field(init=False)
     """KV tokens that are free or can be evicted; huge when the pool's size is not known. Derived."""
+    requests_in_flight: int = field(init=False)
+    """Requests there, running or not. Derived."""
     places_short: int = field(init=False)
     """How many requests must end before one more can run; 0 when it can run at once. Derived."""
 
     def __post_init__(self) -> None:
         """Work out the derived fields."""
         free = self.kv_tokens - self.kv_protected_tokens if self.kv_tokens else 1 << 62
-        busy = self.running_requests + self.waiting_requests + 1 - self.max_running_requests
+        requests = self.running_requests + self.waiting_requests
+        short = requests + 1 - self.max_running_requests if self.max_running_requests else 0
         object.__setattr__(self, "unavailable", _unavailable(self))
         object.__setattr__(self, "kv_free_tokens", free)
-        object.__setattr__(self, "places_short", max(0, busy) if self.max_running_requests else 0)
+        object.__setattr__(self, "requests_in_flight", requests)
+        object.__setattr__(self, "places_short", max(0, short))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from router.policies.policy import cheapest, requests_in_flight
+from router.policies.policy import cheapest
 from router.view import NOBODY, Ranking, Reason, RequestView, WorkerView, eligible
 
 
@@ -19,7 +19,7 @@ class LeastLoad:
         candidates = eligible(request, workers)
         if not candidates:
             return NOBODY
-        costs = {worker.slot: float(requests_in_flight(worker)) for worker in candidates}
+        costs = {worker.slot: float(worker.requests_in_flight) for worker in candidates}
         return Ranking(cheapest(candidates, costs, random).slot, _unless_only(candidates, "load"), costs)
 
 
@@ -36,14 +36,14 @@ class PowerOfTwo:
         candidates = eligible(request, workers)
         if not candidates:
             return NOBODY
-        costs = {worker.slot: float(requests_in_flight(worker)) for worker in candidates}
+        costs = {worker.slot: float(worker.requests_in_flight) for worker in candidates}
         drawn = random.sample(candidates, min(2, len(candidates)))
         chosen = cheapest(drawn, {worker.slot: costs[worker.slot] for worker in drawn}, random)
         return Ranking(chosen.slot, _unless_only(candidates, "load"), costs)
 
 
 class RoundRobin:
-    """The worker whose newest request is the oldest: each gets every n-th, and one that joins falls into step at once."""
+    """The worker whose newest request is the oldest: each gets every n-th, and one that joins falls into step."""
 
     name = "round_robin"
 

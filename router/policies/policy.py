@@ -28,15 +28,15 @@ class Policy(Protocol):
 
 
 def cheapest(candidates: Sequence[WorkerView], costs: Mapping[int, float], random: Random) -> WorkerView:
-    """The candidate of lowest cost; among equals one with the fewest running requests, drawn at random.
+    """The candidate of lowest cost; among equals one with the fewest requests, drawn at random.
 
     `candidates` is not empty, and `costs` has the slot of each.
     """
     lowest = min(costs.values())
     equals = [worker for worker in candidates if costs[worker.slot] == lowest]
     if len(equals) > 1:
-        fewest = min(worker.running_requests for worker in equals)
-        equals = [worker for worker in equals if worker.running_requests == fewest]
+        fewest = min([worker.requests_in_flight for worker in equals])
+        equals = [worker for worker in equals if worker.requests_in_flight == fewest]
     return equals[0] if len(equals) == 1 else random.choice(equals)
 
 
@@ -45,12 +45,7 @@ def reason_for(chosen: WorkerView, candidates: Sequence[WorkerView], request: Re
     if len(candidates) == 1:
         return "only"
     matched = request.matched_blocks
-    most = max(matched[worker.slot] for worker in candidates)
+    most = max([matched[worker.slot] for worker in candidates])
     if most == 0:
         return "load"
     return "prefix" if matched[chosen.slot] == most else "spill"
-
-
-def requests_in_flight(worker: WorkerView) -> int:
-    """The load measure of policies that count requests."""
-    return worker.running_requests + worker.waiting_requests

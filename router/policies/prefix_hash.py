@@ -7,7 +7,8 @@ from random import Random
 
 import xxhash
 
-from router.policies.policy import cheapest, requests_in_flight
+from router.policies.counting import LeastLoad
+from router.policies.policy import cheapest
 from router.view import NOBODY, Ranking, RequestView, WorkerView, eligible
 
 PREFIX_BLOCKS = 4
@@ -25,18 +26,22 @@ class PrefixHash:
     name = "prefix_hash"
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
-        """Cost: places down the line for the workers within the bound, and beyond all of them for those over it."""
+        """Cost: places down the line for the workers within the bound, and beyond all of them for those over it.
+
+        A prompt of less than one block has no beginning worth keeping together and goes to the least loaded.
+        """
         candidates = eligible(request, workers)
         if not candidates:
             return NOBODY
         num_blocks = min(PREFIX_BLOCKS, len(request.block_hashes))
-        # A prompt too short to have a hash is no loss to anyone: all of them have one home.
-        key = int(request.block_hashes[num_blocks - 1]) if num_blocks else 0
+        if num_blocks == 0:
+            return LeastLoad().rank(request, workers, random)
+        key = int(request.block_hashes[num_blocks - 1])
         line = sorted(candidates, key=lambda worker: _score(worker, key))
         # The request itself counts, on both sides, and whatever the mean one request is always within the bound.
-        bound = max(1.0, LOAD_FACTOR * (sum(map(requests_in_flight, line)) + 1) / len(line))
+        bound = max(1.0, LOAD_FACTOR * (sum(worker.requests_in_flight for worker in line) + 1) / len(line))
         costs = {
-            worker.slot: float(place if requests_in_flight(worker) + 1 <= bound else place + len(line))
+            worker.slot: float(place if worker.requests_in_flight + 1 <= bound else place + len(line))
             for place, worker in enumerate(line)
         }
         chosen = cheapest(line, costs, random)

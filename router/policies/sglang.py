@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from router.policies.policy import cheapest, reason_for, requests_in_flight
+from router.policies.policy import cheapest, reason_for
 from router.view import NOBODY, Ranking, RequestView, WorkerView, eligible
 
 MATCH_THRESHOLD = 0.3
@@ -30,7 +30,7 @@ class SGLangCacheAware:
         candidates = eligible(request, workers)
         if not candidates:
             return NOBODY
-        loads = [requests_in_flight(worker) for worker in candidates]
+        loads = [worker.requests_in_flight for worker in candidates]
         most, fewest = max(loads), min(loads)
         ratios = [request.matched_tokens(worker.slot) / request.prompt_tokens for worker in candidates]
         if most - fewest > IMBALANCE_REQUESTS and most > IMBALANCE_RATIO * fewest:
