@@ -29,7 +29,7 @@ def test_a_burst_of_equal_prompts_is_spread(policy: str) -> None:
 
 
 def test_a_burst_of_the_same_prompt_overflows_to_others() -> None:
-    """Behaviour 45: the first worker keeps what it computes cheaply, until its queue costs more than a second prefill."""
+    """Behaviour 45: the first worker gets what is cheap there, until its queue costs more than a second prefill."""
     parts = Parts(4)
     leases = [parts.chooser.choose(prepared(640)) for _ in range(64)]
     shares = Counter(lease.worker.worker_id for lease in leases)
