@@ -70,7 +70,9 @@ class WorkerSettings(ProcessSettings):
     overlap: bool = Field(default=True, description="Plan the next step while the device computes the last one.")
 
     device_memory: ByteSize | None = Field(
-        None, ge=1024**2, description="Memory to plan with; default: all of a GPU, half of what is free on a CPU."
+        None,
+        ge=1024**2,
+        description="Memory to plan with; default: what is free on a GPU, half of the machine on a CPU.",
     )
     mem_fraction_static: float = Field(
         0.9,
@@ -90,7 +92,7 @@ class WorkerSettings(ProcessSettings):
         None, ge=1, description="Prompt tokens computed in one step; default: by the device's memory."
     )
     max_running_requests: int | None = Field(
-        None, ge=1, le=4096, description="Requests that run at once; default: by the size of the KV pool."
+        None, ge=1, le=4096, description="Requests that run at once; default: 32, and 256 for the simulated GPU."
     )
     schedule_policy: SchedulePolicy = Field(
         "lpm", description="Who leaves the queue first: longest cached prefix (with aging), oldest, highest priority."

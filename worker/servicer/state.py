@@ -40,7 +40,7 @@ class Watcher(AsyncIterator[worker_pb2.StateUpdate]):
     def __init__(self, digest: worker_pb2.StateUpdate) -> None:
         self._unread = deque([digest])
         self._arrived = asyncio.Event()
-        self._arrived.set()
+        self._ended = False
 
     @property
     def behind(self) -> bool:
@@ -60,16 +60,23 @@ class Watcher(AsyncIterator[worker_pb2.StateUpdate]):
         digest.lease_events.extend(leases[-_MAX_UNREAD_LEASES:])
         self.put(digest)
 
+    def end(self) -> None:
+        """No more updates come; those unread are still given out."""
+        self._ended = True
+        self._arrived.set()
+
     async def __anext__(self) -> worker_pb2.StateUpdate:
         """Wait for the next update."""
         while not self._unread:
+            if self._ended:
+                raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
         return self._unread.popleft()
 
 
 class StateFeed:
-    """The worker's state, and those who watch it. Use as an async context manager."""
+    """The worker's state, and those who watch it: their streams end when the block that this manages is left."""
 
     def __init__(
         self,
@@ -92,6 +99,7 @@ class StateFeed:
         self._changed = asyncio.Event()
         self._status_changed = asyncio.Event()
         """Set, and replaced, at each change."""
+        self._gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
         self._unsubscribe = self._engine.subscribe(self._on_notice)
@@ -100,6 +108,8 @@ class StateFeed:
 
     async def __aexit__(self, *_: object) -> None:
         self._unsubscribe()
+        for watcher in self._watchers:
+            watcher.end()
         self._ticker.cancel()
         with suppress(asyncio.CancelledError):
             await self._ticker
@@ -114,6 +124,10 @@ class StateFeed:
         while self._status is seen:
             await self._status_changed.wait()
         return self._status
+
+    async def gave_up(self) -> str:
+        """Wait until the engine has failed and will not be started again; returns why."""
+        return await asyncio.shield(self._gave_up)
 
     @property
     def num_watchers(self) -> int:
@@ -149,6 +163,8 @@ class StateFeed:
     def _on_state_change(self, change: StateChange) -> None:
         if change.status is WorkerStatus.FAILED:
             _log.error("the engine failed", reason=change.message, final=change.final)
+            if change.final and not self._gave_up.done():
+                self._gave_up.set_result(change.message)
         ready = self._engine.last_ready
         if change.status is WorkerStatus.SERVING and ready is not None:
             self._metrics.engine_started(ready.capacity, ready.memory)

@@ -1,0 +1,242 @@
+"""WatchState: digests, numbered deltas, heartbeats, lease events, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from radixfleet import blocks
+from radixfleet.channel import open_channel
+from radixfleet.types import FinishReason, Load, WorkerStatus
+from radixfleet.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.support.answers import collect, generate, request
+from tests.support.fake_engine import READY, FakeEngine
+from tests.support.worker_fixture import sim_worker, until
+from worker.app import Worker
+from worker.metrics import BuildInfo, WorkerMetrics
+from worker.servicer.state import StateFeed
+
+Update = worker_pb2.StateUpdate
+
+
+@pytest.fixture
+async def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def worker(engine: FakeEngine) -> AsyncIterator[Worker]:
+    async with sim_worker(engine=engine, serving=False) as running:
+        yield running
+
+
+@pytest.fixture
+async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
+    async with open_channel(worker.address) as opened:
+        yield opened
+
+
+class Reader:
+    """Reads a state stream and applies it as a router does."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call = worker_pb2_grpc.WorkerStub(channel).WatchState(worker_pb2.WatchStateRequest(watcher="test"))
+        self.blocks: set[int] = set()
+        self.sequence = -1
+        self.incarnation = 0
+        self.digests = 0
+        self.leases: list[tuple[str, str]] = []
+
+    async def next(self) -> Update:
+        update = await self.call.read()
+        assert update is not grpc.aio.EOF
+        for event in update.lease_events:
+            phase = worker_pb2.LeaseEvent.Phase.Name(event.phase).removeprefix("PHASE_")
+            self.leases.append((event.lease_id, phase))
+        if update.WhichOneof("prefix") == "digest":
+            self.digests += 1
+            self.blocks = set(unpack(update.digest.block_hashes))
+        else:
+            assert update.incarnation == self.incarnation, "a new incarnation begins with a digest"
+            assert update.sequence == self.sequence + update.HasField("delta"), "no gap"
+            self.blocks -= set(unpack(update.delta.evicted))
+            self.blocks |= set(unpack(update.delta.added))
+        self.sequence, self.incarnation = update.sequence, update.incarnation
+        return update
+
+    async def until(self, condition: Callable[[Update], bool]) -> Update:
+        async with asyncio.timeout(5):
+            while True:
+                update = await self.next()
+                if condition(update):
+                    return update
+
+
+def unpack(data: bytes) -> list[int]:
+    return np.frombuffer(data, dtype="<u8").tolist()
+
+
+def has_status(status: worker_pb2.WorkerStatus.ValueType) -> Callable[[Update], bool]:
+    return lambda update: update.status == status
+
+
+async def test_a_watcher_gets_a_digest_at_once_then_deltas(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
+    """Behaviour 50: a watcher that joins late gets everything, and nothing twice."""
+    engine.become_ready()
+    engine.report(added=[1, 2, 3])
+    early = Reader(channel)
+    await early.until(lambda _: early.blocks == {1, 2, 3})
+    engine.report(Load(running_requests=2, waiting_requests=1), evicted=[2], added=[4])
+    update = await early.until(lambda _: early.blocks == {1, 3, 4})
+    assert (update.load.running_requests, update.load.waiting_requests) == (2, 1)
+    assert update.capacity.kv_tokens == READY.capacity.kv_tokens
+    late = Reader(channel)
+    first = await late.next()
+    assert unpack(first.digest.block_hashes) == [1, 3, 4]
+    assert first.sequence == early.sequence
+    engine.report(evicted=[1], added=[5])
+    for reader in (early, late):
+        await reader.until(lambda _, reader=reader: reader.blocks == {3, 4, 5})
+        assert reader.digests == 1
+
+
+async def test_a_silent_worker_still_has_a_heartbeat(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
+    engine.become_ready()
+    reader = Reader(channel)
+    async with asyncio.timeout(5):
+        for _ in range(3):
+            update = await reader.next()
+    assert update.WhichOneof("prefix") is None
+
+
+async def test_the_stream_begins_while_the_engine_loads(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
+    reader = Reader(channel)
+    first = await reader.next()
+    assert first.status == worker_pb2.WORKER_STATUS_LOADING
+    assert not first.HasField("capacity")
+    engine.become_ready()
+    serving = await reader.until(has_status(worker_pb2.WORKER_STATUS_SERVING))
+    assert serving.capacity.kv_tokens == READY.capacity.kv_tokens
+
+
+async def test_a_new_incarnation_wipes_what_was_cached(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
+    """Behaviour 50: the first word after the engine died has the new incarnation and an empty digest."""
+    engine.become_ready()
+    engine.report(Load(running_requests=1), added=[1, 2])
+    reader = Reader(channel)
+    await reader.until(lambda _: reader.blocks == {1, 2})
+    old = reader.incarnation
+    engine.crash()
+    failed = await reader.until(lambda update: update.incarnation != old)
+    assert failed.status == worker_pb2.WORKER_STATUS_FAILED
+    assert (reader.blocks, reader.sequence, reader.digests) == (set(), 0, 2)
+    assert failed.load.running_requests == 0
+    engine.restart()
+    engine.become_ready()
+    engine.report(added=[9])
+    await reader.until(has_status(worker_pb2.WORKER_STATUS_SERVING))
+    await reader.until(lambda _: reader.blocks == {9})
+
+
+async def test_the_router_learns_what_became_of_its_leases(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
+    engine.become_ready()
+    reader = Reader(channel)
+    await reader.next()
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    finished = stub.Generate(request("x", lease_id="finished"))
+    unbooked = stub.Generate(request("x"))
+    cancelled = stub.Generate(request("x", lease_id="cancelled"))
+    await until(lambda: len(engine.submits) == 3)
+    uid = engine.submits[0].uid
+    engine.admit(uid, cached_tokens=64)
+    engine.output(uid, 1)
+    engine.end(uid, FinishReason.LENGTH)
+    await collect(finished)
+    await cancelled.initial_metadata()
+    cancelled.cancel()
+    unbooked.cancel()
+    await reader.until(lambda _: len(reader.leases) == 4)
+    assert sorted(reader.leases) == [
+        ("cancelled", "ENDED"),
+        ("finished", "ENDED"),
+        ("finished", "FIRST_TOKEN"),
+        ("finished", "STARTED"),
+    ]
+
+
+async def test_reported_blocks_are_those_that_the_router_would_compute() -> None:
+    """The real scheduler and cache: prompt and answer appear under the hashes of `radixfleet.blocks`."""
+    async with sim_worker() as worker, open_channel(worker.address) as channel:
+        reader = Reader(channel)
+        await reader.next()
+        prompt = list(range(200))
+        answer = await generate(inference_pb2_grpc.InferenceStub(channel), prompt, max_new_tokens=100, ignore_eos=True)
+        cached = np.array([*prompt, *answer.token_ids][:-1], dtype=np.uint32)
+        expected = blocks.chain_hashes(blocks.seed_hash(blocks.namespace("sim-model")), cached)
+        await reader.until(lambda _: reader.blocks == set(expected.tolist()))
+        await worker_pb2_grpc.WorkerStub(channel).FlushCache(worker_pb2.FlushCacheRequest())
+        await reader.until(lambda _: reader.blocks == set())
+        reader.call.cancel()
+
+
+async def test_a_watcher_that_falls_behind_gets_a_digest(engine: FakeEngine) -> None:
+    """Its unread updates are bounded; what became of leased requests is not lost with them."""
+    metrics = WorkerMetrics(BuildInfo("0", "w", "m", "sim"))
+    async with StateFeed(engine, metrics, update_s=0.001) as feed:
+        engine.become_ready()
+        with feed.watch() as slow, feed.watch() as quick:
+            feed.lease_event(worker_pb2.LeaseEvent(lease_id="kept", phase=worker_pb2.LeaseEvent.PHASE_ENDED))
+            read = 0
+            for block in range(200):
+                engine.report(added=[block])
+                seen = await anext(quick)
+                while block not in unpack(seen.delta.added):
+                    seen = await anext(quick)
+                    read += 1
+            updates = [await anext(slow)]
+            while updates[-1].sequence < seen.sequence:
+                updates.append(await anext(slow))
+    assert len(updates) <= 65
+    assert updates[0].WhichOneof("prefix") == "digest"
+    assert len(unpack(updates[0].digest.block_hashes)) > 100
+    assert [event.lease_id for event in updates[0].lease_events] == ["kept"]
+    for before, after in itertools.pairwise(updates):
+        assert after.sequence == before.sequence + after.HasField("delta")
+
+
+async def test_state_streams_end_when_the_worker_stops(engine: FakeEngine) -> None:
+    async with AsyncExitStack() as client:
+        async with sim_worker(engine=engine, serving=False) as worker:
+            engine.become_ready()
+            reader = Reader(await client.enter_async_context(open_channel(worker.address)))
+            await reader.next()
+            assert worker.feed.num_watchers == 1
+            watcher = asyncio.create_task(_read_to_the_end(reader))
+        assert await watcher is grpc.StatusCode.OK
+    assert worker.feed.num_watchers == 0
+
+
+async def _read_to_the_end(reader: Reader) -> grpc.StatusCode:
+    while await reader.call.read() is not grpc.aio.EOF:
+        pass
+    return await reader.call.code()
+
+
+async def test_waiting_for_another_status(engine: FakeEngine, worker: Worker) -> None:
+    waiting = asyncio.create_task(worker.feed.status_after(WorkerStatus.LOADING))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    engine.become_ready()
+    assert await waiting is WorkerStatus.SERVING
+    worker.feed.drain()
+    assert worker.feed.status is WorkerStatus.DRAINING
+    engine.crash()
+    assert worker.feed.status is WorkerStatus.FAILED
+    engine.restart()
+    assert worker.feed.status is WorkerStatus.DRAINING, "a drained worker does not come back"

@@ -1,0 +1,182 @@
+"""The worker put together: settings in, a serving worker out. Everything that starts and ends is in `running_worker`.
+
+start   tokenizer -> gRPC server (answers GetInfo, refuses requests) -> engine -> registration
+end     leave the routers -> end the state streams -> stop the server -> stop the engine
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixfleet.channel import Health, listen, make_server
+from radixfleet.clock import Clock, MonotonicClock
+from radixfleet.telemetry import serve_metrics
+from radixfleet.text import Tokenizer, TokenizerSpec
+from radixfleet.types import WorkerId, WorkerStatus
+from radixfleet.v1 import inference_pb2_grpc, worker_pb2_grpc
+from worker.config import WorkerSettings
+from worker.engine.config import EngineConfig
+from worker.engine.handle import EngineHandle
+from worker.engine.inline import InlineEngine
+from worker.engine.process import ProcessEngine
+from worker.metrics import BuildInfo, WorkerMetrics
+from worker.runner.sim import SimRunnerConfig
+from worker.runner.torch_config import TorchRunnerConfig
+from worker.servicer.description import Description, package_version
+from worker.servicer.generation import Observer
+from worker.servicer.inference import InferenceServicer
+from worker.servicer.intake import Intake
+from worker.servicer.registration import Registration
+from worker.servicer.requests import RunningRequests
+from worker.servicer.state import StateFeed
+from worker.servicer.worker import WorkerServicer
+
+SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Worker")
+_TOKENIZER_THREADS = 2
+_STOP_S = 2.0
+"""How long open calls may take to end when the server stops."""
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker that listens, whether or not its engine has loaded."""
+
+    description: Description
+    address: str
+    """host:port of the gRPC server, as one on this machine reaches it."""
+    metrics_port: int
+    engine: EngineHandle
+    feed: StateFeed
+    requests: RunningRequests
+    metrics: WorkerMetrics
+
+
+@asynccontextmanager
+async def running_worker(
+    settings: WorkerSettings, spec: TokenizerSpec, engine: EngineHandle, clock: Clock | None = None
+) -> AsyncIterator[Worker]:
+    """A worker from listening to stopped. Raises OSError when a port is taken.
+
+    `clock` must be the engine's. Leaving the block cuts what still runs: drain first.
+    """
+    clock = clock or MonotonicClock()
+    async with AsyncExitStack() as stack:
+        tokenizer = await asyncio.to_thread(Tokenizer, spec)
+        threads = stack.enter_context(ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer"))
+        server, health = await make_server(SERVICES, max_message_bytes=settings.max_message_bytes)
+        port = listen(server, settings.host, settings.port)
+        worker_id = WorkerId(settings.worker_id or f"{socket.gethostname()}-{port}")
+        description = await asyncio.to_thread(Description, worker_id, settings.model_name, spec)
+        metrics = WorkerMetrics(BuildInfo(package_version(), worker_id, settings.model_name, settings.runner))
+        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port)
+        stack.push_async_callback(asyncio.to_thread, metrics_server.close)
+
+        stack.push_async_callback(engine.stop)
+        feed = StateFeed(engine, metrics)
+        requests = RunningRequests(worker_id, engine, tokenizer, Observer(clock, metrics, feed))
+        intake = Intake(settings.model_name, tokenizer, threads, default_max_new_tokens=settings.default_max_new_tokens)
+        inference_pb2_grpc.add_InferenceServicer_to_server(
+            InferenceServicer(description, intake, requests, metrics, clock), server
+        )
+        worker_pb2_grpc.add_WorkerServicer_to_server(
+            WorkerServicer(description, engine, feed, requests, drain_grace_s=settings.drain_grace_s), server
+        )
+        stack.push_async_callback(server.stop, _STOP_S)
+        await stack.enter_async_context(feed)
+        await stack.enter_async_context(_truthful_health(health, feed))
+        await server.start()
+        address = _joined(settings.host, port)
+        if settings.address_file is not None:
+            await asyncio.to_thread(_write_atomically, settings.address_file, address)
+        await engine.start()
+        await stack.enter_async_context(Registration(settings.routers, worker_id, port, _advertised(settings, address)))
+        yield Worker(description, address, metrics_server.port, engine, feed, requests, metrics)
+
+
+def make_engine(settings: WorkerSettings, model_path: Path, spec: TokenizerSpec) -> EngineHandle:
+    """The engine that the settings ask for, not started."""
+    config = EngineConfig(
+        runner=_sim_runner(settings, spec) if settings.runner == "sim" else _torch_runner(settings, model_path),
+        overlap=settings.overlap,
+        schedule_order=settings.schedule_policy,
+        log_level=settings.log_level,
+        log_json=settings.log_json,
+    )
+    return InlineEngine.from_config(config) if settings.inline else ProcessEngine(config)
+
+
+def _torch_runner(settings: WorkerSettings, model_path: Path) -> TorchRunnerConfig:
+    return TorchRunnerConfig(
+        model_path=str(model_path),
+        device=settings.device,
+        dtype=settings.dtype,
+        device_memory_bytes=settings.device_memory,
+        mem_fraction_static=settings.mem_fraction_static,
+        max_total_tokens=settings.max_total_tokens,
+        page_size=settings.page_size,
+        chunked_prefill_size=settings.chunked_prefill_size,
+        max_running_requests=settings.max_running_requests or 32,
+        max_context_tokens=settings.context_length,
+        num_threads=settings.threads or len(os.sched_getaffinity(0)),
+    )
+
+
+def _sim_runner(settings: WorkerSettings, spec: TokenizerSpec) -> SimRunnerConfig:
+    """What the operator set, and for the rest a large GPU."""
+    default = SimRunnerConfig()
+    kv_tokens = settings.max_total_tokens or default.kv_tokens
+    return SimRunnerConfig(
+        vocab_size=spec.vocab_size,
+        kv_tokens=max(1, kv_tokens // settings.page_size) * settings.page_size,
+        page_size=settings.page_size,
+        max_running_requests=settings.max_running_requests or default.max_running_requests,
+        chunked_prefill_size=settings.chunked_prefill_size or default.chunked_prefill_size,
+        max_context_tokens=settings.context_length or default.max_context_tokens,
+    )
+
+
+@asynccontextmanager
+async def _truthful_health(health: Health, feed: StateFeed) -> AsyncIterator[None]:
+    """While the block lasts, grpc.health.v1 says SERVING exactly while the worker takes requests."""
+
+    async def follow() -> None:
+        status = feed.status
+        while True:
+            await health.set(serving=status is WorkerStatus.SERVING)
+            status = await feed.status_after(status)
+
+    task = asyncio.create_task(follow(), name="health")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await health.set(serving=False)
+
+
+def _advertised(settings: WorkerSettings, address: str) -> str | None:
+    """Where routers reach the worker; None when only the route to each of them tells."""
+    if settings.advertise_address is not None or settings.host in _WILDCARDS:
+        return settings.advertise_address
+    return address
+
+
+def _joined(host: str, port: int) -> str:
+    if host in _WILDCARDS:
+        host = "127.0.0.1"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(text + "\n")
+    partial.replace(path)
