@@ -1,13 +1,13 @@
 """What one worker has to do, from two sources: this router's own bookings, and the worker's reports.
 
 Own bookings count at once. A report counts them too, but late: it was taken a moment ago, so a request sent since may
-not be in it, and one that ended since may still be. With R the prompt tokens that are still to be computed by the report:
+not be in it, and one that ended since may still be. With R the prompt tokens that the report gives as not computed yet:
 
     foreign  = max(0, R - all that may be in it)     all own bookings, and those ended within SETTLING_S
     progress = max(0, all that must be in it - R)    own bookings older than SETTLING_S
 
-`foreign` is the work of others: another router, a client that calls the worker directly. `progress` is what was computed
-of our own prompts before their first token. Until the next report both stand, and
+`foreign` is the work of others: another router, a client that calls the worker directly. `progress` is the part of our
+own prompts that was computed before their first token. Until the next report both stand, and
 
     outstanding = own bookings - progress + foreign
 

@@ -1,4 +1,4 @@
-"""The dispatcher over scripted links: which replies reach the client, what is tried again, what the books say at the end."""
+"""The dispatcher over scripted links: which replies reach the client, what is tried again, what the books say."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from router.dispatch.request import PreparedRequest
 from router.workers.breaker import BreakerState
 from router.workers.state import WorkerState
 from tests.support.router_parts import Parts, prepared
+from tests.support.waiting import until
 
 ANSWER = inference_pb2.GenerateResponse()
 STARTED = Reply("started", ANSWER, cached_tokens=64)
@@ -107,6 +108,10 @@ class Carrying:
         labels = {"outcome": name}
         return self.parts.metrics.registry.get_sample_value("radixfleet_router_requests_total", labels)
 
+    def is_started(self) -> bool:
+        """The worker said how much of the prompt's 300 tokens it found."""
+        return any(worker.books.own_tokens == 300 - STARTED.cached_tokens for worker in self.parts.workers)
+
     def check_settled(self) -> None:
         self.parts.check_settled()
         assert self.log.in_flight == 0
@@ -133,8 +138,7 @@ async def test_started_waits_for_the_first_token() -> None:
     gate = asyncio.Event()
     carrying = Carrying([STARTED, gate, delta(1), FINISHED])
     task = asyncio.create_task(carrying.run())
-    while not carrying.parts.workers or not any(worker.books.own_tokens == 236 for worker in carrying.parts.workers):
-        await asyncio.sleep(0)
+    await until(carrying.is_started)
     assert carrying.got == []
     gate.set()
     await task
@@ -259,8 +263,7 @@ async def test_a_client_that_leaves_before_the_first_token_ends_the_request_at_t
     """Behaviour 58: and it is counted as cancelled, neither as a success nor as a failure."""
     carrying = Carrying([STARTED, asyncio.Event()])
     task = asyncio.create_task(carrying.run())
-    while not any(worker.books.own_tokens == 236 for worker in carrying.parts.workers):
-        await asyncio.sleep(0)
+    await until(carrying.is_started)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -274,9 +277,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_ends_the_request_at_t
     carrying = Carrying(WHOLE)
     carrying.send_gate = asyncio.Event()
     task = asyncio.create_task(carrying.run())
-    while not carrying.tried:
-        await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    await until(lambda: carrying.record is not None and carrying.record.output_tokens)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -287,8 +288,7 @@ async def test_a_client_that_leaves_while_it_is_written_to_ends_the_request_at_t
 async def test_a_request_cut_by_its_deadline_is_not_counted_as_cancelled() -> None:
     carrying = Carrying([STARTED, asyncio.Event()])
     task = asyncio.create_task(carrying.run(timeout_s=0.0))
-    while not carrying.tried:
-        await asyncio.sleep(0)
+    await until(carrying.is_started)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
