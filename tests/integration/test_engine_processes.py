@@ -280,8 +280,11 @@ async def test_stopping_while_it_loads_takes_no_longer_than_it_must() -> None:
     engine = ProcessEngine(msgspec.structs.replace(CONFIG, runner=runner))
     await engine.start()
     pids = engine.child_pids
+    waiting = asyncio.ensure_future(engine.ready())
     async with asyncio.timeout(10):
         await engine.stop()
+        with pytest.raises(EngineLoadError, match="stopped"):
+            await waiting
     assert not [pid for pid in pids if alive(pid)]
 
 

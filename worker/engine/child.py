@@ -8,7 +8,8 @@ import select
 import signal
 import socket
 import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import structlog
@@ -17,6 +18,8 @@ from radixfleet.lifeline import die_with_parent
 from radixfleet.telemetry import setup_logging
 from worker.engine.config import EngineConfig
 from worker.engine.wire import FrameSocket
+
+log = structlog.get_logger(__name__)
 
 EXIT_LOAD_FAILED = 3
 EXIT_RUNNER_GONE = 4
@@ -43,6 +46,16 @@ def begin(role: str) -> Start:
     setup_logging(config.log_level, json=config.log_json)
     structlog.contextvars.bind_contextvars(process=role)
     return Start(config, [FrameSocket(socket.socket(fileno=int(argument))) for argument in sys.argv[2:]])
+
+
+def run(role: str, serve: Callable[[Start], int]) -> NoReturn:
+    """The whole main of a child: begin, serve, and end with the exit code that `serve` returns, or 1 after a crash."""
+    try:
+        code = serve(begin(role))
+    except Exception:
+        log.critical("crashed", exc_info=True)
+        code = 1
+    sys.exit(code)
 
 
 def settle_in() -> None:

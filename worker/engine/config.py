@@ -35,9 +35,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     schedule_order: Order = "lpm"
     log_level: str = "info"
     log_json: bool = False
-    stuck_s: float = 30.0
-    """An engine that has work and gets no further for so long is FAILED, until it moves again."""
-    restart_stuck_s: float = 120.0
+    stuck_s: float = 60.0
+    """An engine that has work and ends no step for so long is FAILED, until it does. Longer than any honest step."""
+    restart_stuck_s: float = 300.0
     """After so long it is killed and started again."""
     restart_backoff_s: float = 0.5
     """Wait before the first restart; doubled for each one that does not last, up to 30 s."""

@@ -7,14 +7,12 @@ Imports no torch. Ends when the front says so or is gone, and when the runner is
 
 from __future__ import annotations
 
-import sys
-
 import structlog
 
 from radixfleet.clock import MonotonicClock
 from worker.core import codec
 from worker.core.messages import EngineMessage, FrontMessage, Ready, Stop
-from worker.engine.child import EXIT_LOAD_FAILED, EXIT_RUNNER_GONE, Start, begin, settle_in, wait_for_any
+from worker.engine.child import EXIT_LOAD_FAILED, EXIT_RUNNER_GONE, Start, run, settle_in, wait_for_any
 from worker.engine.executors import ProcessExecutor
 from worker.engine.loop import EngineLoop
 from worker.engine.wire import FrameSocket, PeerClosed
@@ -77,4 +75,4 @@ def run_loop(start: Start, ready: Ready, mailbox: SocketMailbox) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(begin("engine")))
+    run("engine", serve)

@@ -68,6 +68,8 @@ class ProcessEngine(Conversation):
         if self._children is not None:
             await self._bury(self._children, kill=not self._engine_gone.is_set())
         self._lose_engine("stopped")
+        self._load_error = "the engine was stopped before it had loaded"
+        self._loaded.set()
 
     async def _supervise(self, children: Children) -> None:
         """One incarnation after another, until the handle stops or gives up."""

@@ -8,14 +8,12 @@ gone, and when the runner raises, which it does when it cannot go on.
 
 from __future__ import annotations
 
-import sys
-
 import structlog
 
 from radixfleet.clock import MonotonicClock
 from worker.core import codec
 from worker.core.messages import LoadFailed
-from worker.engine.child import EXIT_LOAD_FAILED, Start, begin, settle_in
+from worker.engine.child import EXIT_LOAD_FAILED, Start, run, settle_in
 from worker.engine.config import load_failure, make_runner
 from worker.engine.wire import FrameSocket, PeerClosed
 from worker.runner.protocol import Runner
@@ -56,4 +54,4 @@ def run_steps(runner: Runner, engine: FrameSocket) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(serve(begin("runner")))
+    run("runner", serve)
