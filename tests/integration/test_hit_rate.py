@@ -1,4 +1,4 @@
-"""The reason for the router: on a fleet whose caches cannot hold everything everywhere, it decides what is computed twice.
+"""The reason for the router: on a fleet whose caches cannot hold all, it decides what is computed twice.
 
 Real router, real workers with a tiny model, real gRPC; all in this process.
 """

@@ -1,0 +1,121 @@
+"""`radixfleet up` as an operator runs it: real processes, real signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.tiny_model import tiny_model
+from tests.support.waiting import until
+
+RADIXFLEET = (sys.executable, "-m", "deploy.cli")
+
+
+def command(*arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RADIXFLEET, *arguments], capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def address(run_dir: Path, name: str) -> str | None:
+    path = run_dir / f"{name}.address"
+    return path.read_text().strip() if path.exists() else None
+
+
+def worker_states(endpoint: str) -> dict[str, str]:
+    listed = command("workers", "--json", "--endpoint", endpoint)
+    if listed.returncode:
+        return {}
+    workers = json.loads(listed.stdout)["workers"]
+    return {worker["worker_id"]: worker["status"] for worker in workers if worker["connected"]}
+
+
+def pid_of(fleet: subprocess.Popen[bytes], name: str) -> int | None:
+    for process in psutil.Process(fleet.pid).children():
+        arguments = process.cmdline()
+        if name in arguments or (name == "router" and "router" in arguments):
+            return process.pid
+    return None
+
+
+@pytest.fixture
+def up(tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Path]]]:
+    """Starts `radixfleet up` with a tiny model; kills what a failing test leaves."""
+    fleets: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+        run_dir = tmp_path / f"run-{len(fleets)}"
+        fleets.append(
+            subprocess.Popen(
+                [
+                    *(*RADIXFLEET, "up", "--model", str(tiny_model()), "--port", "0", "--router-metrics-port", "0"),
+                    *("--run-dir", str(run_dir), "--device", "cpu", "--device-memory", "64MiB", *arguments),
+                ],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        )
+        return fleets[-1], run_dir
+
+    yield start
+    for fleet in fleets:
+        if fleet.poll() is None:
+            fleet.kill()
+        fleet.wait()
+
+
+def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
+    fleet, run_dir = up("--workers", "2")
+    await until(lambda: address(run_dir, "router"), "the router listens", timeout_s=60)
+    endpoint = address(run_dir, "router")
+    await until(lambda: list(worker_states(endpoint).values()) == ["serving"] * 2, "two workers serve", timeout_s=60)
+
+    answered = command("generate", "--prompt", "Hello", "--max-new-tokens", "4", "--json", "--endpoint", endpoint)
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["worker"] in ("worker-0", "worker-1")
+
+    explained = command("explain", "--prompt", "Hello", "--json", "--endpoint", endpoint)
+    assert explained.returncode == 0, explained.stderr
+    assert {c["worker_id"] for c in json.loads(explained.stdout)["candidates"]} == {"worker-0", "worker-1"}
+
+    victim = pid_of(fleet, "worker-0")
+    os.kill(victim, signal.SIGKILL)
+    await until(lambda: pid_of(fleet, "worker-0") not in (None, victim), "worker-0 is started again", timeout_s=30)
+    await until(lambda: list(worker_states(endpoint).values()) == ["serving"] * 2, "both serve again", timeout_s=60)
+
+    everybody = psutil.Process(fleet.pid).children(recursive=True)
+    fleet.send_signal(signal.SIGTERM)
+    assert fleet.wait(timeout=40) == 0
+    await until(lambda: not survivors(everybody), "all processes have ended")
+
+
+@pytest.mark.slow
+async def test_a_killed_fleet_leaves_no_process_behind(up):
+    """Behaviour 61: kill -9 of the parent takes router, workers, engines and runners with it."""
+    fleet, run_dir = up("--workers", "1")
+    await until(lambda: address(run_dir, "router"), "the router listens", timeout_s=60)
+    endpoint = address(run_dir, "router")
+    await until(lambda: list(worker_states(endpoint).values()) == ["serving"], "the worker serves", timeout_s=60)
+    everybody = psutil.Process(fleet.pid).children(recursive=True)
+    assert len(everybody) >= 4
+    fleet.kill()
+    fleet.wait()
+    await until(lambda: not survivors(everybody), "all processes have ended")
+
+
+@pytest.mark.slow
+def test_a_fleet_whose_workers_cannot_start_says_why_and_ends(up, tmp_path):
+    empty = tmp_path / "model"
+    empty.mkdir()
+    ended = command("up", "--model", str(empty), "--port", "0", "--router-metrics-port", "0", timeout_s=60)
+    assert ended.returncode == 1
+    assert "config.json" in ended.stderr
