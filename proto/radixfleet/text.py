@@ -132,7 +132,7 @@ class Tokenizer:
     def _encode(self, text: str) -> TokenArray:
         """Ids of `text` and nothing added, each piece taken from the cache where it was seen before."""
         pieces = self._cutter.cut(text) if self._cutter is not None else [text]
-        found = {piece: self.cache.get(piece) for piece in pieces}
+        found = {piece: self.cache.get(piece) for piece in dict.fromkeys(pieces)}
         missing = [piece for piece, ids in found.items() if ids is None]
         for piece, new_ids in zip(missing, self._encode_batch(missing), strict=True):
             self.cache.put(piece, new_ids)

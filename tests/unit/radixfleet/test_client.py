@@ -47,6 +47,14 @@ async def test_events_come_in_order_and_complete_joins_them():
     assert fake.outcomes == ["done", "done"]
 
 
+async def test_text_can_be_shown_as_it_comes():
+    pieces: list[str] = []
+    async with serving(FakeInference([WHOLE])) as address, Client(address) as client:
+        completion = await client.complete("hello", on_text=pieces.append)
+    assert pieces == ["ab", "c", "!"]
+    assert completion.text == "abc!"
+
+
 async def test_a_finished_call_is_not_cancelled_by_leaving_at_the_last_event():
     fake = FakeInference([WHOLE])
     async with serving(fake) as address, Client(address) as client:
