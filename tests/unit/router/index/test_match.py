@@ -1,0 +1,75 @@
+"""How deep each worker matches a prompt."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from router.index import Sketch
+from tests.support.chains import NONE, blocks, chain
+
+
+def sketch_of(*holdings: list[str]) -> Sketch:
+    """One worker for each list; it holds the whole chain of each string in it."""
+    sketch = Sketch()
+    for slot, prefixes in enumerate(holdings):
+        assert sketch.attach() == slot
+        sketch.set_capacity(slot, 10_000)
+        held = [chain(prefix) for prefix in prefixes]
+        sketch.apply_digest(slot, 1, 0, np.unique(np.concatenate([NONE, *held])))
+    return sketch
+
+
+def test_each_worker_has_its_own_depth() -> None:
+    sketch = sketch_of(["abcd"], ["ab", "xy"], ["abcdef"], [])
+    assert sketch.match(chain("abcdeX")) == [4, 2, 5, 0]
+
+
+def test_a_prompt_without_a_whole_block_matches_nowhere() -> None:
+    assert sketch_of(["a"]).match(NONE) == [0]
+
+
+def test_an_unknown_prompt_and_an_empty_fleet() -> None:
+    assert sketch_of(["abc"]).match(chain("xyz")) == [0]
+    assert Sketch().match(chain("xyz")) == []
+
+
+def test_matching_changes_nothing() -> None:
+    sketch = sketch_of(["abc"])
+    sketch.match(chain("abcdef"))
+    assert sketch.num_blocks == 3
+    sketch.check()
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3, 7, 8, 9, 64, 500])
+@pytest.mark.parametrize("num_workers", [1, 8, 70, 1_000])
+def test_depths_are_those_of_a_plain_search(num_blocks: int, num_workers: int) -> None:
+    random = Random(num_blocks * 10_007 + num_workers)
+    hashes = np.array([random.getrandbits(64) for _ in range(num_blocks)], dtype=np.uint64)
+    sketch = Sketch()
+    depths = []
+    for _ in range(num_workers):
+        slot = sketch.attach()
+        depths.append(random.choice([0, num_blocks, random.randrange(num_blocks + 1)]))
+        sketch.set_capacity(slot, num_blocks)
+        sketch.apply_digest(slot, 1, 0, hashes[: depths[-1]])
+    assert sketch.match(hashes) == depths
+
+
+@pytest.mark.parametrize("hole", range(1, 16))
+def test_a_hole_never_over_reports(hole: int) -> None:
+    """The worker has 12 blocks of 16, and the record of one of them is lost."""
+    prompt = chain("abcdefghijklmnop")
+    sketch = sketch_of(["abcdefghijkl"])
+    assert sketch.apply_delta(0, 1, 1, prompt[hole - 1 : hole], NONE)
+    depth = sketch.match(prompt)[0]
+    assert depth <= 12
+    assert depth == 0 or sketch.match(prompt[depth - 1 : depth]) == [1]
+
+
+def test_a_free_slot_matches_nothing() -> None:
+    sketch = sketch_of(["ab"], ["ab"], ["ab"])
+    sketch.detach(1)
+    assert sketch.match(blocks("a", "ab")) == [2, 0, 2]
