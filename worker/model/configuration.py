@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.model.errors import BrokenModel, ModelNotFound, UnsupportedModel
+from worker.model.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from worker.model.gguf_file import GgufFile
 
 HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -148,6 +148,8 @@ def config_from_directory(directory: Path) -> ModelConfig:
             qk_norm=architecture == "Qwen3ForCausalLM",
             eos_token_ids=_token_ids(raw.get("eos_token_id"), generation.get("eos_token_id")),
         )
+    except ModelError:
+        raise
     except KeyError as error:
         raise BrokenModel(f"{directory / 'config.json'} lacks the field {error}") from error
     except (TypeError, ValueError) as error:

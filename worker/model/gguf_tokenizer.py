@@ -85,14 +85,11 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     chosen = PRE_TOKENIZERS[name]
     try:
         tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
-        pairs = [_merge(text) for text in merges]
-        vocabulary = {token: index for index, token in enumerate(tokens)}
-        bpe = models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=chosen.ignore_merges)
     except KeyError as error:
         raise BrokenModel(f"{file.path} lacks the metadata {error}") from error
-    except Exception as error:
-        raise BrokenModel(f"{file.path}: vocabulary and merges do not fit together: {error}") from error
-    tokenizer = Tokenizer(bpe)
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = [_merge(text, vocabulary, file) for text in merges]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=chosen.ignore_merges))
     tokenizer.pre_tokenizer = chosen.make()
     tokenizer.decoder = decoders.ByteLevel()
     if chosen.nfc:
@@ -105,6 +102,8 @@ def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:
     return tokenizer
 
 
-def _merge(text: str) -> tuple[str, str]:
+def _merge(text: str, vocabulary: dict[str, int], file: GgufFile) -> tuple[str, str]:
     left, _, right = text.partition(" ")
+    if not (left in vocabulary and right in vocabulary and left + right in vocabulary):  # the library would panic
+        raise BrokenModel(f"{file.path}: vocabulary and merges do not fit together: {text!r} is merged and unknown")
     return left, right

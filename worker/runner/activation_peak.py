@@ -20,12 +20,13 @@ def activation_peak(device: torch.device, compute: Callable[[], object]) -> int:
     """Bytes that `compute()` allocates and holds at its worst moment, what it returns included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        before = int(torch.cuda.memory_allocated(device))
+        before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         compute()
         torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device)) - before
-    with LiveBytes() as live:
+        return torch.cuda.max_memory_allocated(device) - before
+    live = LiveBytes()
+    with live:
         compute()
     return live.peak
 

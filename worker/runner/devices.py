@@ -61,7 +61,7 @@ def usable_memory(device: torch.device, setting: int | None) -> int:
     if setting is not None:
         return setting
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return torch.cuda.mem_get_info(device)[0]
     return min(psutil.virtual_memory().total, _container_limit()) // 2
 
 

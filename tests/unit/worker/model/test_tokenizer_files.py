@@ -1,0 +1,123 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
+
+from radixfleet.text import Tokenizer
+from radixfleet.types import ChatMessage
+from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_model import CHAT_TEMPLATE, tiny_model
+from worker.model.errors import BrokenModel, ModelNotFound
+from worker.model.tokenizer_files import load_tokenizer_spec
+
+TEXTS = ["", "the worker keeps the prefix", "x1234 ½ ²", "<|im_start|>user\nHello<|im_end|>\n", "naïve 東京 🙂"]
+
+
+def directory(tmp_path: Path, **settings: Any) -> Path:
+    """A copy of the tiny model's directory with other fields in tokenizer_config.json."""
+    target = tmp_path / "model"
+    shutil.copytree(tiny_model(), target)
+    path = target / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    return target
+
+
+def test_a_directory_and_its_gguf_file_give_the_same_tokenizer(tmp_path: Path) -> None:
+    from_directory = load_tokenizer_spec(tiny_model())
+    from_file = load_tokenizer_spec(write_gguf(tiny_model(), tmp_path / "tiny.gguf"))
+    for spec in (from_directory, from_file):
+        assert spec.chat_template == CHAT_TEMPLATE
+        assert (spec.bos_token, spec.bos_token_id, spec.add_bos) == ("<|im_start|>", 1, False)
+        assert (spec.eos_token, spec.eos_token_ids, spec.vocab_size) == ("<|im_end|>", (2,), 512)
+    one, other = Tokenizer(from_directory), Tokenizer(from_file)
+    for text in TEXTS:
+        assert one.encode(text).tolist() == other.encode(text).tolist()
+
+
+def test_ids_are_those_of_transformers() -> None:
+    ours = Tokenizer(load_tokenizer_spec(tiny_model()))
+    theirs = AutoTokenizer.from_pretrained(tiny_model())
+    for text in TEXTS:
+        assert ours.encode(text).tolist() == theirs(text)["input_ids"]
+    messages = [ChatMessage("system", "be brief"), ChatMessage("user", "Tell me about 1234")]
+    expected = theirs.apply_chat_template(
+        [{"role": message.role, "content": message.content} for message in messages],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert ours.render_chat(messages) == expected
+
+
+def test_bos_is_added_when_the_configuration_or_the_post_processor_adds_it(tmp_path: Path) -> None:
+    stated = directory(tmp_path / "stated", add_bos_token=True)
+    assert load_tokenizer_spec(stated).add_bos
+
+    silent = directory(tmp_path / "silent", add_bos_token=None)
+    assert not load_tokenizer_spec(silent).add_bos
+    raw = RawTokenizer.from_file(str(silent / "tokenizer.json"))
+    raw.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    raw.save(str(silent / "tokenizer.json"))
+    assert load_tokenizer_spec(silent).add_bos
+
+    nameless = directory(tmp_path / "nameless", add_bos_token=True, bos_token=None)
+    assert not load_tokenizer_spec(nameless).add_bos
+
+
+def test_special_tokens_may_be_given_as_objects(tmp_path: Path) -> None:
+    spec = load_tokenizer_spec(directory(tmp_path, bos_token={"content": "<|endoftext|>", "lstrip": False}))
+    assert (spec.bos_token, spec.bos_token_id) == ("<|endoftext|>", 0)
+
+
+def test_end_tokens_fall_back_to_the_tokenizers_own(tmp_path: Path) -> None:
+    target = directory(tmp_path)
+    config = json.loads((target / "config.json").read_text())
+    del config["eos_token_id"]
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "generation_config.json").unlink()
+    assert load_tokenizer_spec(target).eos_token_ids == (2,)
+
+
+def test_chat_templates_come_from_their_file_first_then_from_the_field(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    target = directory(tmp_path, chat_template=named)
+    assert load_tokenizer_spec(target).chat_template == "D"
+    (target / "chat_template.jinja").write_text("F")
+    assert load_tokenizer_spec(target).chat_template == "F"
+    assert load_tokenizer_spec(directory(tmp_path / "none", chat_template=None)).chat_template is None
+
+
+def test_broken_directories_say_what_is_wrong(tmp_path: Path) -> None:
+    target = directory(tmp_path)
+    (target / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(BrokenModel, match=r"tokenizer\.json cannot be read"):
+        load_tokenizer_spec(target)
+    (target / "tokenizer.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"has no tokenizer\.json; save it"):
+        load_tokenizer_spec(target)
+
+
+def test_gguf_special_tokens_outside_the_vocabulary_are_told(tmp_path: Path) -> None:
+    file = write_gguf(tiny_model(), tmp_path / "t.gguf", metadata={"tokenizer.ggml.eot_token_id": 1})
+    assert load_tokenizer_spec(file).eos_token_ids == (1, 2)
+    data = file.read_bytes()
+    key = b"tokenizer.ggml.bos_token_id"
+    at = data.index(key) + len(key) + 4
+    (tmp_path / "bad.gguf").write_bytes(data[:at] + (9999).to_bytes(4, "little") + data[at + 4 :])
+    with pytest.raises(BrokenModel, match="token 9999 is outside the vocabulary of 512"):
+        load_tokenizer_spec(tmp_path / "bad.gguf")
+
+
+def test_the_front_needs_no_torch_for_tokenizer_and_configuration() -> None:
+    code = (
+        "import sys, worker.model.tokenizer_files, worker.model.configuration, worker.model.sources\n"
+        "import worker.runner.torch_config\n"
+        "raise SystemExit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
