@@ -123,7 +123,7 @@ def _torch_runner(settings: WorkerSettings, model_path: Path) -> TorchRunnerConf
         max_total_tokens=settings.max_total_tokens,
         page_size=settings.page_size,
         chunked_prefill_size=settings.chunked_prefill_size,
-        max_running_requests=settings.max_running_requests or 32,
+        max_running_requests=settings.max_running_requests,
         max_context_tokens=settings.context_length,
         num_threads=settings.threads or len(os.sched_getaffinity(0)),
     )

@@ -92,7 +92,7 @@ class WorkerSettings(ProcessSettings):
         None, ge=1, description="Prompt tokens computed in one step; default: by the device's memory."
     )
     max_running_requests: int | None = Field(
-        None, ge=1, le=4096, description="Requests that run at once; default: 32, and 256 for the simulated GPU."
+        None, ge=1, le=4096, description="Requests that run at once; default: by the size of the KV pool."
     )
     schedule_policy: SchedulePolicy = Field(
         "lpm", description="Who leaves the queue first: longest cached prefix (with aging), oldest, highest priority."

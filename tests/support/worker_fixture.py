@@ -101,16 +101,11 @@ async def torch_worker(model: Path, **settings: Any) -> AsyncIterator[Worker]:
 
 
 async def at_rest(worker: Worker) -> None:
-    """Wait until nothing runs and no KV is in use; fails when that does not come to be."""
-
-    def rests() -> bool:
-        report = worker.engine.last_report
-        if len(worker.requests) or worker.engine.num_open or report is None:
-            return False
-        load = report.load
-        return not (load.running_requests or load.waiting_requests or load.kv_protected_tokens)
-
-    await until(rests)
+    """Wait until nothing runs and no KV is in use; fails when that does not come to be. Empties the cache."""
+    await until(lambda: not len(worker.requests) and not worker.engine.num_open)
+    async with asyncio.timeout(10):
+        while (await worker.engine.flush()).kept_tokens:  # noqa: ASYNC110  only asking tells
+            await asyncio.sleep(0.002)
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

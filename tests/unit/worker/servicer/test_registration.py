@@ -1,0 +1,84 @@
+"""The worker makes itself known to routers that come, go and forget."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import grpc.aio
+import pytest
+
+from radixfleet.channel import listen, make_server
+from radixfleet.types import WorkerId
+from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
+from tests.support.fake_engine import FakeEngine
+from tests.support.worker_fixture import sim_worker, until
+from worker.servicer import registration
+from worker.servicer.registration import Registration
+
+
+class RegisteringRouter(fleet_pb2_grpc.FleetServicer):
+    """The part of a router that workers call."""
+
+    def __init__(self) -> None:
+        self.registered: list[str] = []
+        self.removed: list[str] = []
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, port: int = 0) -> RegisteringRouter:
+        self._server, _ = await make_server(["radixfleet.v1.Fleet"])
+        fleet_pb2_grpc.add_FleetServicer_to_server(self, self._server)
+        self.port = listen(self._server, "127.0.0.1", port)
+        await self._server.start()
+        return self
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def Register(self, request: fleet_pb2.RegisterRequest, context: object) -> fleet_pb2.RegisterResponse:
+        self.registered.append(request.address)
+        return fleet_pb2.RegisterResponse(added=len(self.registered) == 1)
+
+    async def Remove(self, request: fleet_pb2.RemoveRequest, context: object) -> fleet_pb2.RemoveResponse:
+        self.removed.append(request.worker_id)
+        return fleet_pb2.RemoveResponse()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "REGISTER_EVERY_S", 0.05)
+
+
+async def test_it_does_not_matter_who_starts_first_or_restarts() -> None:
+    """Behaviour 55: the router comes later, dies, and comes back having forgotten everything."""
+    async with AsyncExitStack() as stack:
+        first = await RegisteringRouter().start()
+        await first.stop()  # its port is free, and nobody listens there
+        router = f"127.0.0.1:{first.port}"
+        await stack.enter_async_context(Registration([router], WorkerId("w"), 5, "10.0.0.9:5"))
+        for _ in range(2):
+            late = await RegisteringRouter().start(first.port)
+            await until(lambda late=late: len(late.registered) >= 2)
+            assert set(late.registered) == {"10.0.0.9:5"}
+            await late.stop()
+
+
+async def test_a_router_that_is_never_up_disturbs_nobody() -> None:
+    """Behaviour 55: the worker registers at the other one, and serves."""
+    router = await RegisteringRouter().start()
+    routers = ("127.0.0.1:1", f"127.0.0.1:{router.port}")
+    async with sim_worker(engine=FakeEngine(), serving=False, routers=routers) as worker:
+        await until(lambda: bool(router.registered))
+        assert router.registered[0] == worker.address
+    assert router.removed == ["worker-0"], "it leaves in order"
+    await router.stop()
+
+
+async def test_the_address_is_the_one_that_the_router_can_reach() -> None:
+    """A worker that listens on every interface tells each router its own address on the way there."""
+    router = await RegisteringRouter().start()
+    async with Registration([f"127.0.0.1:{router.port}"], WorkerId("w"), 1234, None):
+        await until(lambda: bool(router.registered))
+    assert router.registered[0] == "127.0.0.1:1234"
+    await router.stop()
