@@ -1,0 +1,53 @@
+"""The README's tables of settings, made from the settings classes: `python -m deploy.reference` rewrites them in place.
+
+Each table stands between `<!-- settings: NAME -->` and `<!-- end -->`. A test compares what is committed.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from radixfleet.settings import ProcessSettings, click_options
+from router.config import RouterSettings
+from worker.config import WorkerSettings
+
+SETTINGS: Mapping[str, type[ProcessSettings]] = {"worker": WorkerSettings, "router": RouterSettings}
+_TABLE = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_NOTES = re.compile(r"^(?P<text>.*?)\s*\[(?P<notes>[^\]]*)\]$", re.DOTALL)
+
+
+def settings_table(cls: type[ProcessSettings]) -> str:
+    """A Markdown table: option, default and bounds, meaning. The texts are those of `--help`."""
+    command = click.command("settings")(click_options(cls)(lambda **_options: None))
+    lines = ["| option | default, bounds | meaning |", "|---|---|---|"]
+    for parameter in command.params:
+        if not isinstance(parameter, click.Option) or parameter.name == "config":
+            continue
+        help_text = _NOTES.match(parameter.help or "")
+        assert help_text, f"the help of {parameter.name} names no environment variable"
+        notes = [note for note in help_text["notes"].split("; ") if not note.startswith("env ")]
+        if isinstance(parameter.type, click.Choice):
+            notes.append(", ".join(parameter.type.choices))
+        cells = (" ".join(f"`{option}`" for option in parameter.opts), "; ".join(notes), help_text["text"])
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def with_tables(text: str) -> str:
+    """The README's text with every table made anew."""
+    return _TABLE.sub(lambda found: found[1] + settings_table(SETTINGS[found[2]]) + found[3], text)
+
+
+def main() -> None:
+    """Rewrite the tables of a README."""
+    path = Path(sys.argv[1] if len(sys.argv) > 1 else "README.md")
+    path.write_text(with_tables(path.read_text()))
+
+
+if __name__ == "__main__":
+    main()
