@@ -21,7 +21,6 @@ from worker.engine.config import EngineConfig
 from worker.engine.handle import EngineLoadError, Notice, RequestStream, StateChange
 from worker.engine.process import ProcessEngine
 from worker.runner.sim import CostModel, SimRunnerConfig
-from worker.runner.torch_config import TorchRunnerConfig
 
 RUNNER = SimRunnerConfig(
     kv_tokens=4096,
@@ -340,8 +339,3 @@ async def test_the_engine_process_has_no_torch_and_the_runner_no_spinning_thread
         assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
         assert environment["GOMP_SPINCOUNT"] == environment["KMP_BLOCKTIME"] == "0"
         assert "secret" not in " ".join(psutil.Process(engine_pid).cmdline())
-
-
-def test_the_number_of_threads_reaches_the_runners_environment() -> None:
-    config = EngineConfig(runner=TorchRunnerConfig(model_path="model", num_threads=3))
-    assert config.runner_environment()["OMP_NUM_THREADS"] == "3"

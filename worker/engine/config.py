@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 
 import msgspec
+import structlog
 
 from radixfleet.clock import Clock
 from radixfleet.errors import RadixfleetError
+from worker.memory.plan import MemoryPlanError
 from worker.runner.protocol import Runner
 from worker.runner.sim import SimRunner, SimRunnerConfig
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.scheduling.limits import Order
 
+log = structlog.get_logger(__name__)
+
+_FOR_PEOPLE = (RadixfleetError, MemoryPlanError, ValueError, OSError, MemoryError)
 _MALLOC_BYTES = 1 << 30
 RUNNER_ENVIRONMENT = {
     # Threads that spin at OpenMP's barriers take the core from the very thread they wait for, when cores are shared:
@@ -61,11 +66,17 @@ def make_runner(config: SimRunnerConfig | TorchRunnerConfig, clock: Clock) -> Ru
     # Here, because torch takes seconds to import and the engine process must not have it.
     from worker.runner.torch_runner import TorchRunner
 
-    return TorchRunner(config)
+    return TorchRunner(config, clock)
 
 
 def load_failure(error: Exception) -> str:
-    """What an operator reads when `Runner.load` raised: the message of errors that were written for people."""
-    if isinstance(error, (RadixfleetError, ValueError, OSError, MemoryError)) and str(error):
+    """What an operator reads when `Runner.load` raised `error`. Logs what such a message does not tell.
+
+    Errors that are written for people (no such file, does not fit, ...) speak for themselves. Any other is a bug: its
+    traceback is logged.
+    """
+    if isinstance(error, _FOR_PEOPLE) and str(error):
+        log.debug("cannot load", exc_info=error)
         return str(error)
+    log.error("the runner crashed while it loaded", exc_info=error)
     return f"{type(error).__name__}: {error}"

@@ -77,8 +77,7 @@ class InlineEngine(Conversation):
     async def _load_and_serve(self) -> None:
         try:
             ready = await asyncio.to_thread(self._runner.load)
-        except Exception as error:
-            log.exception("the runner cannot load")
+        except Exception as error:  # noqa: BLE001 - an edge; load_failure logs it
             self._fail_loading(load_failure(error))
             return
         executor = InlineExecutor(self._runner, max_in_flight=2 if self._overlap else 1)

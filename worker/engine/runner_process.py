@@ -27,8 +27,7 @@ def serve(start: Start) -> int:
     try:
         runner = make_runner(start.config.runner, MonotonicClock())
         ready = runner.load()
-    except Exception as error:
-        log.exception("the runner cannot load")
+    except Exception as error:  # noqa: BLE001 - an edge; load_failure logs it
         engine.send(codec.encode(LoadFailed(load_failure(error))))
         engine.drain()
         return EXIT_LOAD_FAILED
