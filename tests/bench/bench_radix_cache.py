@@ -1,6 +1,6 @@
 """Cost of the radix cache's operations, by prompt length, page size and size of the tree.
 
-    python tests/bench/bench_radix_cache.py [--page-size 16] [--tree-pages 1000 100000] [--prompt-tokens 4096 32768]
+    python tests/bench/bench_radix_cache.py [--page-size 16] [--tree-pages 1000 100000] [--prompt-tokens 4096]
 
 Prints medians in microseconds. `match` finds the whole prompt, `lock + unlock` protects and releases it, `insert` hangs a
 new prompt below an empty handle (block hashes included, which are most of it), `evict` frees 1 or 64 pages.

@@ -69,10 +69,10 @@ def num_blocks(start: int, end: int) -> int:
     return end // BLOCK_TOKENS - start // BLOCK_TOKENS
 
 
-def hashes_below(parent: Node, tokens: Int32Array, end: int) -> HashArray:
-    """Hashes of the routing blocks that end in (parent.end, end]. `tokens`: the whole prefix, from position 0."""
-    boundary = parent.end // BLOCK_TOKENS * BLOCK_TOKENS
-    return chain_hashes(_chain_at_end(parent), tokens[boundary:end].view(np.uint32))
+def hashes_behind(node: Node, tokens: Int32Array) -> HashArray:
+    """Hashes of the routing blocks that end in (node.end, len(tokens)]. `tokens`: the prefix from position 0."""
+    boundary = node.end // BLOCK_TOKENS * BLOCK_TOKENS
+    return chain_hashes(_chain_at_end(node), tokens[boundary:].view(np.uint32))
 
 
 def _chain_at_end(node: Node) -> BlockHash:
@@ -82,6 +82,23 @@ def _chain_at_end(node: Node) -> BlockHash:
             raise PageError("the node is in no tree")
         node = node.parent
     return BlockHash(int(node.hashes[-1]))
+
+
+def hang(parent: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray, page_size: int) -> Node:
+    """A new child of `parent` for what of `tokens` (from position 0) lies behind it, with its pages and block hashes."""
+    own = tokens[parent.end :].copy()
+    child = Node(tokens=own, pages=pages.copy(), start=parent.end, parent=parent, hashes=hashes)
+    parent.children[own[:page_size].tobytes()] = child
+    return child
+
+
+def grow(leaf: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray) -> None:
+    """Lengthen a leaf by what of `tokens` (from position 0) lies behind it, with its pages and block hashes."""
+    leaf.tokens, leaf.pages, leaf.hashes = (
+        np.concatenate([leaf.tokens, tokens[leaf.end :]]),
+        np.concatenate([leaf.pages, pages]),
+        np.concatenate([leaf.hashes, hashes]),
+    )
 
 
 def split(node: Node, length: int, page_size: int) -> Node:

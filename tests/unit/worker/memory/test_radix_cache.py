@@ -203,16 +203,49 @@ class TestInsert:
     ) -> None:
         """Behaviour 11: a chunk continuation neither matches nor locks the prefix a second time."""
         sequence = pool.sequence(range(384))
+        others = []
         for _ in range(5):
             assert sequence.compute(64)
             sequence.insert()
-        prefix = {id(node): node.locks for node in pool.cache.nodes()}
-        end = id(sequence.handle.node)
+            # Another request at the end of each chunk makes each a node of its own.
+            others.append(pool.cache.lock(pool.cache.match(NAMESPACE, sequence.tokens[: sequence.computed])))
+        prefix = {node: node.locks for node in pool.cache.nodes()}
+        assert len(prefix) == 6
+        end = sequence.handle.node
         assert sequence.compute(64)
         touched = visited(sequence.insert)
-        assert touched & set(prefix) <= {end}
-        assert [node.locks for node in pool.cache.nodes()] == [1] * (len(prefix) + 1)
+        assert touched & {id(node) for node in prefix} == {id(end)}
+        assert {node: node.locks for node in prefix} == prefix
         sequence.end()
+        for other in others:
+            pool.cache.unlock(other)
+
+    @pytest.mark.parametrize("page_size", [1, 16])
+    def test_a_prompt_in_many_chunks_is_one_node(self, page_size: int) -> None:
+        pool = Pool(page_size, num_pages=1001)
+        sequence = pool.sequence(range(1000))
+        while sequence.computed < 1000:
+            assert sequence.compute(33)
+            sequence.insert()
+            pool.check()
+        assert len(list(pool.cache.nodes())) == 2
+        sequence.end()
+
+    def test_a_leaf_under_another_handle_does_not_grow(self, pool: Pool) -> None:
+        first, second = pool.sequence(range(8)), pool.sequence(range(12))
+        assert first.compute()
+        assert second.compute()
+        first.insert()
+        second.insert()
+        assert (first.handle.length, second.handle.length) == (8, 12)
+        third = pool.sequence(range(12))
+        assert third.cached == third.handle.length == 8
+        third.tokens = int32([*range(8), 70, 71, 72, 73])
+        assert third.compute()
+        third.insert()
+        assert (first.handle.length, second.handle.length, third.handle.length) == (8, 12, 12)
+        for sequence in (first, second, third):
+            sequence.end()
 
     def test_duplicates_stay_the_requests_own(self, pool: Pool) -> None:
         """Behaviour 2: pages that a launched step may read are not freed behind the request's back."""

@@ -7,23 +7,16 @@ from radixfleet.blocks import seed_hash
 from tests.support.cached_sequence import int32
 from worker.core.step import Int32Array
 from worker.memory.page_allocator import PageError
-from worker.memory.radix_tree import Node, check_node, common_length, hashes_below, make_root, split, trim
+from worker.memory.radix_tree import Node, check_node, common_length, grow, hang, hashes_behind, make_root, split, trim
 
 PAGE_SIZE = 4
 
 
-def hang(parent: Node, tokens: Int32Array, first_page: int = 1) -> Node:
+def put(parent: Node, tokens: Int32Array, first_page: int = 1) -> Node:
     """A child of `parent`; `tokens` from position 0."""
-    own = tokens[parent.end :]
-    child = Node(
-        tokens=own.copy(),
-        pages=np.arange(first_page, first_page + len(own) // PAGE_SIZE, dtype=np.int32),
-        start=parent.end,
-        parent=parent,
-        hashes=hashes_below(parent, tokens, len(tokens)),
-    )
-    parent.children[own[:PAGE_SIZE].tobytes()] = child
-    return child
+    num_pages = (len(tokens) - parent.end) // PAGE_SIZE
+    pages = np.arange(first_page, first_page + num_pages, dtype=np.int32)
+    return hang(parent, tokens, pages, hashes_behind(parent, tokens), PAGE_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +43,7 @@ def test_a_root_starts_the_chain_of_its_namespace() -> None:
 
 def test_split_keeps_the_node_and_gives_it_a_parent() -> None:
     root = make_root(("model",))
-    node = hang(root, int32(range(160)))
+    node = put(root, int32(range(160)))
     node.locks = 3
     whole = node.hashes.copy()
     upper = split(node, 100, PAGE_SIZE)
@@ -73,18 +66,30 @@ def test_a_block_that_begins_in_an_ancestor_belongs_where_it_ends() -> None:
     tokens = int32(range(160))
     node = root
     for end in (60, 64, 68, 160):
-        node = hang(node, tokens[:end])
+        node = put(node, tokens[:end])
     counts, above = [], node
     while above.parent is not None:
         counts.append(len(above.hashes))
         above = above.parent
     assert counts == [1, 0, 1, 0]
-    assert node.hashes.tolist() == hashes_below(root, tokens, 160)[1:].tolist()
+    assert node.hashes.tolist() == hashes_behind(root, tokens)[1:].tolist()
+
+
+def test_growing_in_pieces_is_as_hanging_whole() -> None:
+    tokens = int32(range(160))
+    whole = put(make_root(("model",)), tokens)
+    node = put(make_root(("model",)), tokens[:20])
+    for end in (24, 100, 128, 160):
+        pages = np.arange(node.end // PAGE_SIZE + 1, end // PAGE_SIZE + 1, dtype=np.int32)
+        grow(node, tokens[:end], pages, hashes_behind(node, tokens[:end]))
+        check_node(node, PAGE_SIZE)
+    for name in ("tokens", "pages", "hashes", "start", "end"):
+        assert np.array_equal(getattr(node, name), getattr(whole, name)), name
 
 
 def test_trim_takes_pages_and_blocks_from_the_tail() -> None:
     root = make_root(("model",))
-    node = hang(root, int32(range(160)))
+    node = put(root, int32(range(160)))
     whole = node.hashes.tolist()
     pages, hashes = trim(node, 31, PAGE_SIZE)
     assert pages.tolist() == list(range(32, 41))
@@ -96,7 +101,7 @@ def test_trim_takes_pages_and_blocks_from_the_tail() -> None:
 
 def test_trim_to_nothing_takes_the_node_out() -> None:
     root = make_root(("model",))
-    node = hang(root, int32(range(64)))
+    node = put(root, int32(range(64)))
     pages, hashes = trim(node, 0, PAGE_SIZE)
     assert (len(pages), len(hashes)) == (16, 1)
     assert node.parent is None
@@ -104,7 +109,7 @@ def test_trim_to_nothing_takes_the_node_out() -> None:
 
 
 def test_a_trimmed_leaf_does_not_keep_what_it_lost_in_memory() -> None:
-    node = hang(make_root(("model",)), int32(range(4096)))
+    node = put(make_root(("model",)), int32(range(4096)))
     for kept in range(1023, 0, -1):
         trim(node, kept, PAGE_SIZE)
         for array in (node.tokens, node.pages):
@@ -115,8 +120,8 @@ def test_a_trimmed_leaf_does_not_keep_what_it_lost_in_memory() -> None:
 
 def test_roots_and_inner_nodes_are_not_cut() -> None:
     root = make_root(("model",))
-    node = hang(root, int32(range(8)))
-    hang(node, int32(range(12)), first_page=9)
+    node = put(root, int32(range(8)))
+    put(node, int32(range(12)), first_page=9)
     with pytest.raises(PageError, match="below a root"):
         split(root, 4, PAGE_SIZE)
     for wrong in (root, node):
@@ -125,7 +130,7 @@ def test_roots_and_inner_nodes_are_not_cut() -> None:
 
 
 def test_a_node_outside_a_tree_has_no_chain() -> None:
-    node = hang(make_root(("model",)), int32(range(8)))
+    node = put(make_root(("model",)), int32(range(8)))
     trim(node, 0, PAGE_SIZE)
     with pytest.raises(PageError, match="no tree"):
-        hashes_below(node, int32(range(64)), 64)
+        hashes_behind(node, int32(range(64)))
