@@ -11,6 +11,7 @@ says how many tokens were delivered.
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -21,7 +22,7 @@ import numpy as np
 import structlog
 
 from radixfleet.clock import Clock
-from radixfleet.errors import Overloaded, RadixfleetError, Unavailable
+from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.types import TokenArray
 from router.dispatch.chooser import Chooser
 from router.dispatch.lease import Decision, Lease, Verdict
@@ -177,7 +178,9 @@ def _error(failure: LinkFailure, attempt: _Try) -> RadixfleetError:
 
 
 def _warn(failure: LinkFailure, attempt: _Try) -> None:
-    _log.warning(
+    by_client = isinstance(failure.error, InvalidRequest)
+    _log.log(
+        logging.INFO if by_client else logging.WARNING,
         "request failed at worker",
         request_id=attempt.lease.request.request_id,
         worker=attempt.lease.worker.name,

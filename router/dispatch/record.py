@@ -14,6 +14,10 @@ from radixfleet.errors import RadixfleetError
 from router.dispatch.lease import Lease
 from router.metrics import RouterMetrics
 
+_TRAVEL_S = 0.1
+_TRAVEL_SHARE = 0.01
+"""gRPC sends timeouts rounded up to two or three digits."""
+
 _log = structlog.get_logger("radixfleet.router.requests")
 
 
@@ -60,8 +64,10 @@ class RequestLog:
     def follow(self, request_id: str, deadline: Callable[[], float | None]) -> Iterator[RequestRecord]:
         """For the time of a request; what it raises says how it ended.
 
-        `deadline`: seconds that the client still waits. gRPC cancels a request when they are over.
+        `deadline`: seconds that the client still waits. A client hangs up when they are over; by then its request has
+        travelled for a while, so on our clock a little is left.
         """
+        waits_s = deadline() or 0.0
         record = RequestRecord(request_id, self._clock.now())
         self.in_flight += 1
         self._idle.clear()
@@ -74,8 +80,10 @@ class RequestLog:
             left_s = deadline()
             if record.is_complete:
                 outcome = "ok"
+            elif left_s is not None and left_s <= _TRAVEL_S + _TRAVEL_SHARE * waits_s:
+                outcome = "deadline_exceeded"
             else:
-                outcome = "cancelled" if left_s is None or left_s > 0 else "deadline_exceeded"
+                outcome = "cancelled"
             raise
         except RadixfleetError as error:
             outcome = error.code.lower()
