@@ -1,0 +1,30 @@
+import numpy as np
+
+from worker.sampling.counter_random import uniform
+
+
+def draws(seeds: object, positions: object) -> np.ndarray:
+    return uniform(np.asarray(seeds, np.uint64), np.asarray(positions, np.int64))
+
+
+def test_numbers_are_fixed_forever() -> None:
+    """A recorded (seed, position) must replay in later versions."""
+    values = draws([0, 0, 1, 2**64 - 1], [0, 1, 0, 10**6])
+    expected = [0.6524484863740322, 0.7012121095215252, 0.36818951565166946, 0.4611314684076886]
+    np.testing.assert_allclose(values, expected, rtol=0, atol=0)
+
+
+def test_numbers_are_in_range_and_uniform() -> None:
+    """Behaviour 31: along positions and along seeds, without a trend between neighbours."""
+    for values in (draws(np.full(100_000, 7), np.arange(100_000)), draws(np.arange(100_000), np.full(100_000, 3))):
+        assert (values >= 0).all()
+        assert (values < 1).all()
+        counts = np.histogram(values, bins=100, range=(0, 1))[0]
+        chi_square = ((counts - 1000) ** 2 / 1000).sum()
+        assert chi_square < 161  # 99 degrees of freedom: above this once in 10,000
+        assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.0125  # 4 standard deviations
+
+
+def test_seeds_and_positions_do_not_stand_in_for_each_other() -> None:
+    grid = draws(np.repeat(np.arange(100), 100), np.tile(np.arange(100), 100))
+    assert len(set(grid.tolist())) == 10_000
