@@ -21,6 +21,7 @@ from rich.table import Table
 
 from radixfleet.errors import RadixfleetError
 from radixfleet.settings import click_options, format_bytes, load
+from radixfleet.telemetry import setup_logging
 from radixfleet.text import TokenizerSpec
 from worker.app import Worker, make_engine, running_worker
 from worker.config import WorkerSettings
@@ -51,6 +52,7 @@ def main(config: Path | None, **options: Any) -> None:
 
 def run(settings: WorkerSettings) -> int:
     """Serve until told to stop; returns the exit code. Only on the main thread are signals listened to."""
+    setup_logging(settings.log_level, json=settings.log_json)
     try:
         path = resolve_model(settings.model, lambda text: _log.info(text))
         spec = load_tokenizer_spec(path)
@@ -94,7 +96,7 @@ def memory_table(ready: Ready) -> Table:
     for column, justify in (("pool", "left"), ("size", "right"), ("share", "right"), ("holds", "left")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]  # a literal, through the loop
     for pool, size, holds in (
-        ("weights", memory.weights_bytes, f"{ready.num_parameters / 1e6:,.0f} M parameters, {ready.dtype}"),
+        ("weights", memory.weights_bytes, f"{ready.num_parameters:,} parameters in {ready.dtype}"),
         ("KV cache", memory.kv_bytes, f"{capacity.kv_tokens:,} tokens in pages of {capacity.page_size}; {context}"),
         (
             "activations",

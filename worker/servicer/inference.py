@@ -19,6 +19,8 @@ from worker.servicer.intake import Intake
 from worker.servicer.requests import RunningRequests
 
 EXECUTION_ID_HEADER = "radixfleet-execution-id"
+_DEADLINE_SLACK_S = 0.1
+"""A client whose deadline passes hangs up a little before the server's clock says so."""
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -98,4 +100,4 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 def _why_gone(context: grpc.aio.ServicerContext[Any, Any]) -> Outcome:
     """Why a client reads no further."""
     remaining_s = context.time_remaining()
-    return Outcome.DEADLINE if remaining_s is not None and remaining_s <= 0 else Outcome.CANCELLED
+    return Outcome.DEADLINE if remaining_s is not None and remaining_s <= _DEADLINE_SLACK_S else Outcome.CANCELLED
