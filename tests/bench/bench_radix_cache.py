@@ -2,8 +2,8 @@
 
     python tests/bench/bench_radix_cache.py [--page-size 16] [--tree-pages 1000 100000] [--prompt-tokens 4096]
 
-Prints medians in microseconds. `match` finds the whole prompt, `lock + unlock` protects and releases it, `insert` hangs a
-new prompt below an empty handle (block hashes included, which are most of it), `evict` frees 1 or 64 pages.
+Prints medians in microseconds. `match` finds the whole prompt, `lock + unlock` protects and releases it, `insert` puts
+in a new prompt (most of it is the block hashes), `evict` frees 1 or 64 pages.
 """
 
 from __future__ import annotations

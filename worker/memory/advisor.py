@@ -5,7 +5,7 @@
     start     KV pool, held by mem_fraction_static     a larger mem_fraction_static      a smaller chunk
               KV pool, held by the activation peak     a smaller chunk, fewer requests   a larger mem_fraction_static
               KV pool, held by max_total_tokens        a larger max_total_tokens         more memory
-              KV pool, on a device too small           more memory, a smaller model      any share or chunk setting
+              KV pool, on a device too small           more memory, a shorter context    any share or chunk setting
     prefill   the device, in a step with chunks        a smaller chunk, a smaller share  fewer requests
     decode    the device, in a step without            fewer requests, a smaller share   a smaller chunk
     kv_full   KV pages, while requests run             fewer requests, more KV           a smaller chunk
@@ -87,7 +87,8 @@ _TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
     ),
     (Stage.START, Bound.DEVICE): (
         "device_memory",
-        f"The KV pool needs at least {{needed}} and the weights leave {{available}}. {_MORE_MEMORY}.",
+        "The KV pool needs at least {needed} and the weights leave {available}. "
+        f"{_MORE_MEMORY}, or a smaller --context-length.",
     ),
     (Stage.PREFILL, None): (
         "chunked_prefill_size",

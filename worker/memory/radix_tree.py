@@ -85,7 +85,7 @@ def _chain_at_end(node: Node) -> BlockHash:
 
 
 def hang(parent: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray, page_size: int) -> Node:
-    """A new child of `parent` for what of `tokens` (from position 0) lies behind it, with its pages and block hashes."""
+    """A new child of `parent` for what of `tokens` (from position 0) is behind it, with its pages and block hashes."""
     own = tokens[parent.end :].copy()
     child = Node(tokens=own, pages=pages.copy(), start=parent.end, parent=parent, hashes=hashes)
     parent.children[own[:page_size].tobytes()] = child
@@ -93,7 +93,7 @@ def hang(parent: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray,
 
 
 def grow(leaf: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray) -> None:
-    """Lengthen a leaf by what of `tokens` (from position 0) lies behind it, with its pages and block hashes."""
+    """Lengthen a leaf by what of `tokens` (from position 0) is behind it, with its pages and block hashes."""
     leaf.tokens, leaf.pages, leaf.hashes = (
         np.concatenate([leaf.tokens, tokens[leaf.end :]]),
         np.concatenate([leaf.pages, pages]),
