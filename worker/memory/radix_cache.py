@@ -323,7 +323,7 @@ class RadixCache:
         return pages
 
     def _add(self, node: Node, handle: Handle, tokens: Int32Array, pages: Int32Array) -> Node:
-        """Put the pages of the part of `tokens` (from position 0) behind `node` into the tree; return where they end."""
+        """Put the pages of what of `tokens` (from position 0) is behind `node` into the tree. Returns their node."""
         hashes = hashes_behind(node, tokens)
         self.block_events.add(hashes)
         # A node that another handle is at must keep its end, and one with children its place above them.
