@@ -1,0 +1,310 @@
+"""The sketch against a plain model: one exact set for each worker, every rule written out the slow way.
+
+Prompts are chains over two letters, at most five blocks deep, so that they share prefixes all the time. Workers hold a
+few blocks, restart, leave and come back; reports are arbitrary and sometimes missing; requests end in either way, in any
+order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from radixfleet.blocks import BLOCK_TOKENS
+from router.index import BlockLease, Sketch
+from router.index.mirror import GRACE_REPORTS
+from tests.support.chains import blocks, chain
+
+PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
+BLOCK_SETS = st.lists(PROMPTS, max_size=5, unique=True)
+SLOTS = st.integers(0, 2)
+
+
+@dataclass(eq=False)
+class ModelWorker:
+    """What one worker must be thought to hold. A block is named by the letters of its prefix."""
+
+    capacity: int = 0
+    modelled: int = 0
+    incarnation: int | None = None
+    sequence: int | None = None
+    clock: int = 0
+    reports: int = 0
+    used: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Block -> (time of last use, minus its place in the chain used): the smallest leaves first."""
+    leases: list[list[str]] = field(default_factory=list)
+    due: dict[str, float] = field(default_factory=dict)
+    """Expected block -> number of the report by which it must come."""
+
+    def leased(self, block: str) -> bool:
+        return any(block in lease for lease in self.leases)
+
+    def use(self, names: list[str]) -> None:
+        if names:
+            self.clock += 1
+            self.used |= {name: (self.clock, -place) for place, name in enumerate(names)}
+
+    def drop(self, names: list[str]) -> None:
+        for name in names:
+            self.used.pop(name, None)
+            self.due.pop(name, None)
+
+    def trim(self) -> None:
+        bound = self.modelled if self.sequence is None else 2 * self.capacity
+        for name in sorted((name for name in self.used if not self.leased(name)), key=lambda name: self.used[name]):
+            if len(self.used) > bound:
+                self.drop([name])
+
+    def book(self, names: list[str]) -> int | None:
+        """Returns when the deepest known block was last used; None when there is none, or it is only expected."""
+        known = [name for name in names if name in self.used]
+        settled = self.used[known[-1]][0] if known and known[-1] not in self.due else None
+        self.clock += 1
+        for name in names:
+            if name not in self.used:
+                self.used[name] = (self.clock, 0)
+                self.due[name] = float("inf")
+        self.leases.append(names)
+        self.trim()
+        return settled
+
+    def end(self, names: list[str], output: list[str]) -> None:
+        self.leases.remove(names)
+        new = [name for name in output if name not in self.used]
+        self.use(names + output)
+        if self.sequence is None:
+            for name in names + output:
+                self.due.pop(name, None)
+        else:
+            self.due |= dict.fromkeys(new, float("inf"))
+            for name in names + output:
+                if name in self.due and not self.leased(name):
+                    self.due[name] = self.reports + GRACE_REPORTS
+        self.trim()
+
+    def abandon(self, names: list[str]) -> None:
+        self.leases.remove(names)
+        self.drop([name for name in names if name in self.due and not self.leased(name)])
+        self.use([name for name in names if name in self.used])
+        self.trim()
+
+    def receipt(self, missing: int, settled: int) -> None:
+        self.modelled = max(self.modelled - missing, self.capacity // 2)
+        self.drop([name for name in self.used if self.used[name][0] <= settled and not self.leased(name)])
+        self.trim()
+
+    def digest(self, sequence: int, names: list[str]) -> None:
+        self.sequence = sequence
+        self.due = {name: float("inf") for lease in self.leases for name in lease if name not in names}
+        self.used = {name: use for name, use in self.used.items() if name in names or name in self.due}
+        self.use([name for name in names if name not in self.used])
+        self.trim()
+
+    def delta(self, sequence: int, evicted: list[str], added: list[str]) -> None:
+        self.sequence = sequence
+        self.reports += 1
+        for name in evicted:
+            if self.leased(name):
+                self.due[name] = float("inf")
+            else:
+                self.drop([name])
+        self.use(added)
+        for name in added:
+            self.due.pop(name, None)
+        self.trim()
+        self.drop([name for name, due in self.due.items() if due <= self.reports and not self.leased(name)])
+
+    def lose_truth(self) -> None:
+        self.sequence = None
+        self.due = {name: due for name, due in self.due.items() if self.leased(name)}
+        self.trim()
+
+    def restarted(self, incarnation: int | None) -> ModelWorker:
+        return ModelWorker(self.capacity, self.capacity, incarnation)
+
+
+class SketchMachine(RuleBasedStateMachine):
+    """Three slots; each rule does the same to the sketch and to the model."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sketch = Sketch()
+        self.workers: dict[int, ModelWorker] = {}
+        self.num_open = 0
+
+    @rule(capacity=st.integers(0, 8))
+    @precondition(lambda self: len(self.workers) < 3)
+    def attach(self, capacity: int) -> None:
+        slot = self.sketch.attach()
+        assert slot == min({0, 1, 2} - self.workers.keys())
+        self.sketch.set_capacity(slot, capacity)
+        self.workers[slot] = ModelWorker(capacity, capacity)
+
+    @rule(slot=SLOTS)
+    def detach(self, slot: int) -> None:
+        if self.workers.pop(slot, None):
+            self.sketch.detach(slot)
+
+    @rule(slot=SLOTS)
+    def wipe(self, slot: int) -> None:
+        if slot in self.workers:
+            self.sketch.wipe(slot)
+            self.workers[slot] = self.workers[slot].restarted(self.workers[slot].incarnation)
+
+    @rule(slot=SLOTS)
+    def lose_truth(self, slot: int) -> None:
+        if slot in self.workers:
+            self.sketch.lose_truth(slot)
+            self.workers[slot].lose_truth()
+
+    @rule(target=leases, slot=SLOTS, prompt=PROMPTS)
+    def book(self, slot: int, prompt: str) -> tuple[BlockLease, ModelWorker, list[str], int | None] | None:
+        worker = self.workers.get(slot)
+        if worker is None:
+            return None
+        names = prefixes(prompt)
+        depth = self.sketch.match(chain(prompt))[slot]
+        lease = self.sketch.book(slot, chain(prompt), len(prompt) * BLOCK_TOKENS + 1)
+        self.num_open += 1
+        holes = [name not in worker.used for name in names] != sorted(name not in worker.used for name in names)
+        settled = worker.book(names)
+        # A hole makes any depth right that the worker holds; the receipt's meaning then depends on which was found.
+        assert holes or lease.known_blocks == depth
+        return lease, worker, names, None if holes else settled
+
+    @rule(held=leases, cached_blocks=st.integers(0, 5))
+    def receipt(self, held: tuple[BlockLease, ModelWorker, list[str], int | None] | None, cached_blocks: int) -> None:
+        if held is None:
+            return
+        lease, worker, _, settled = held
+        missing = lease.known_blocks - cached_blocks
+        if missing <= 0 or settled is None or not lease.is_open:
+            return
+        self.sketch.receipt(lease, cached_blocks * BLOCK_TOKENS)
+        if worker in self.workers.values() and worker.sequence is None:
+            worker.receipt(missing, settled)
+
+    @rule(held=consumes(leases), output=st.text(alphabet="ab", max_size=2))
+    def end(self, held: tuple[BlockLease, ModelWorker, list[str], int | None] | None, output: str) -> None:
+        if held is None:
+            return
+        lease, worker, names, _ = held
+        self.sketch.end(lease, chain(names[-1] + output)[len(names) :])
+        self.num_open -= 1
+        worker.end(names, prefixes(names[-1] + output)[len(names) :])
+
+    @rule(held=consumes(leases))
+    def abandon(self, held: tuple[BlockLease, ModelWorker, list[str], int | None] | None) -> None:
+        if held is None:
+            return
+        self.sketch.abandon(held[0])
+        self.num_open -= 1
+        held[1].abandon(held[2])
+
+    @rule(slot=SLOTS, incarnation=st.integers(1, 2), sequence=st.integers(0, 2), names=BLOCK_SETS)
+    def digest(self, slot: int, incarnation: int, sequence: int, names: list[str]) -> None:
+        if slot not in self.workers:
+            return
+        self.sketch.apply_digest(slot, incarnation, sequence, blocks(*names))
+        self._meet(slot, incarnation).digest(sequence, names)
+
+    @rule(
+        slot=SLOTS,
+        restarts=st.sampled_from([False] * 9 + [True]),
+        skips=st.sampled_from([0] * 9 + [1]),
+        evicted=BLOCK_SETS,
+        added=BLOCK_SETS,
+    )
+    def delta(self, slot: int, restarts: bool, skips: int, evicted: list[str], added: list[str]) -> None:
+        worker = self.workers.get(slot)
+        if worker is None:
+            return
+        incarnation = (worker.incarnation or 0) + restarts
+        fits = worker.sequence is not None and not restarts and not skips
+        sequence = (worker.sequence or 0) + bool(evicted or added) + skips
+        applied = self.sketch.apply_delta(slot, incarnation, sequence, blocks(*evicted), blocks(*added))
+        assert applied == fits
+        worker = self._meet(slot, incarnation)
+        if fits:
+            worker.delta(sequence, evicted, added)
+        else:
+            worker.lose_truth()
+
+    @rule(slot=SLOTS, capacity=st.integers(0, 8))
+    def set_capacity(self, slot: int, capacity: int) -> None:
+        worker = self.workers.get(slot)
+        if worker is None:
+            return
+        self.sketch.set_capacity(slot, capacity)
+        taught = worker.modelled < worker.capacity
+        worker.modelled = min(max(worker.modelled, capacity // 2), capacity) if taught else capacity
+        worker.capacity = capacity
+        worker.trim()
+
+    @rule(prompt=PROMPTS)
+    def match(self, prompt: str) -> None:
+        depths = self.sketch.match(chain(prompt))
+        for slot, worker in self.workers.items():
+            held = [name in worker.used for name in prefixes(prompt)]
+            assert depths[slot] == 0 or held[depths[slot] - 1]
+            if held == sorted(held, reverse=True):
+                assert depths[slot] == sum(held)
+
+    @invariant()
+    def map_and_mirrors_agree(self) -> None:
+        self.sketch.check()
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        names = sorted({name for worker in self.workers.values() for name in worker.used})
+        assert self.sketch.num_blocks == len(names)
+        for name in names:
+            depths = self.sketch.match(blocks(name))
+            assert {slot for slot, depth in enumerate(depths) if depth} == {
+                slot for slot, worker in self.workers.items() if name in worker.used
+            }
+
+    @invariant()
+    def capacity_is_kept_but_for_leases(self) -> None:
+        for slot, worker in self.workers.items():
+            assert self.sketch.capacity_blocks(slot) == worker.modelled
+            assert self.sketch.approximate(slot) == (worker.sequence is None)
+            if worker.sequence is None:
+                leased = {name for lease in worker.leases for name in lease}
+                assert self.sketch.blocks(slot) <= max(worker.modelled, len(leased))
+
+    @invariant()
+    def leases_are_counted(self) -> None:
+        assert self.sketch.open_leases == self.num_open
+
+    def teardown(self) -> None:
+        for slot in list(self.workers):
+            self.sketch.detach(slot)
+        assert self.sketch.num_blocks == 0
+
+    def _meet(self, slot: int, incarnation: int) -> ModelWorker:
+        """The model's side of a new incarnation."""
+        worker = self.workers[slot]
+        if worker.incarnation not in (None, incarnation):
+            worker = self.workers[slot] = worker.restarted(incarnation)
+        worker.incarnation = incarnation
+        return worker
+
+
+def prefixes(letters: str) -> list[str]:
+    return [letters[:depth] for depth in range(1, len(letters) + 1)]
+
+
+TestSketchMachine = SketchMachine.TestCase
+TestSketchMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_the_blocks_of_a_chain_are_those_of_its_prefixes() -> None:
+    """What the machine's naming of blocks rests on."""
+    assert np.array_equal(chain("abba"), blocks("a", "ab", "abb", "abba"))
