@@ -84,8 +84,8 @@ class Request:
         return self.holding
 
     @property
-    def wants_token(self) -> bool:
-        """The tokens settled and in flight do not reach max_new_tokens. A last token by length in flight: False."""
+    def is_growing(self) -> bool:
+        """It is to be planned again. False once its last token by length is in flight: it ends when that settles."""
         return len(self.outputs) + self.samples_in_flight < self.submit.max_new_tokens
 
     @property

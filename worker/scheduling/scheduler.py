@@ -172,7 +172,7 @@ class Scheduler:
 
     def _plan_decodes(self) -> list[Request]:
         """The requests that decode in this step, each with a slot for its next position."""
-        ready = [r for r in self._running.values() if r.state is State.DECODE and r.wants_token]
+        ready = [r for r in self._running.values() if r.state is State.DECODE and r.is_growing]
         needy = [request for request in ready if request.planned == request.held.allocated]
         if not needy:
             return ready
@@ -193,8 +193,10 @@ class Scheduler:
 
         The oldest request is never retracted, so it gets on whatever happens, and so in turn does each.
         """
-        while len(needy) > self.holdings.available_pages + self._pages_leaving() and len(self._running) > 1:
-            victim = next(reversed(self._running.values()))
+        growing = [request for request in self._running.values() if request.is_growing]
+        ending = [request for request in self._running.values() if not request.is_growing]
+        while len(growing) > 1 and len(needy) > self.holdings.available_pages + self._pages_released_by(ending):
+            victim = growing.pop()
             self.counters.retractions += 1
             self._admission.growth_share.retracted()
             victim.state = State.RETRACTED
@@ -202,9 +204,9 @@ class Scheduler:
             needy = [request for request in needy if request is not victim]
         return needy
 
-    def _pages_leaving(self) -> int:
-        """Pages that are released once what is in flight has settled."""
-        return sum(self.holdings.num_own_pages(request.held) for request in self._leaving)
+    def _pages_released_by(self, ending: list[Request]) -> int:
+        """Pages that are released once what is in flight has settled, of `ending` and of requests that are leaving."""
+        return sum(self.holdings.num_own_pages(request.held) for request in [*ending, *self._leaving])
 
     def _announce(self, request: Request) -> None:
         """Tell of a first admission. One that comes back after a retraction was told of already."""
