@@ -1,0 +1,48 @@
+import torch
+
+from worker.memory.kv_pool import TokenToKVPool
+
+
+def pool(num_pages: int = 5, page_size: int = 4) -> TokenToKVPool:
+    return TokenToKVPool(
+        num_pages=num_pages,
+        page_size=page_size,
+        num_layers=3,
+        num_kv_heads=2,
+        head_dim=8,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+
+
+def test_written_tokens_are_found_at_their_slots_of_their_layer() -> None:
+    kv = pool()
+    for tensor in (*kv.keys, *kv.values):
+        tensor[kv.page_size :] = -1.0
+    k, v = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    slots = torch.tensor([17, 4, 9])
+    kv.write(1, slots, k, v)
+    assert torch.equal(kv.keys[1][slots], k)
+    assert torch.equal(kv.values[1][slots], v)
+    untouched = [slot for slot in range(4, 20) if slot not in (17, 4, 9)]
+    assert (kv.keys[1][untouched] == -1).all()
+    for layer in (0, 2):
+        assert (kv.keys[layer][4:] == -1).all()
+        assert (kv.values[layer][4:] == -1).all()
+
+
+def test_strided_views_are_written_as_they_are_seen() -> None:
+    """K and V are cut out of one fused projection."""
+    kv = pool()
+    fused = torch.randn(3, 6, 8)
+    kv.write(0, torch.tensor([5, 6, 7]), fused[:, 2:4], fused[:, 4:])
+    assert torch.equal(kv.keys[0][5:8], fused[:, 2:4])
+    assert torch.equal(kv.values[0][5:8], fused[:, 4:])
+
+
+def test_the_padding_sink_is_zero() -> None:
+    assert all((tensor[:4] == 0).all() for tensor in (*pool().keys, *pool().values))
+
+
+def test_bytes() -> None:
+    assert pool().nbytes == 5 * 4 * 3 * 2 * (2 * 8 * 4)
