@@ -43,11 +43,12 @@ def serve(start: Start) -> int:
 def run_steps(runner: Runner, engine: FrameSocket) -> None:
     """Run what the engine sends, until it is gone."""
     while True:
-        engine.wait_readable()
         try:
             frames = engine.receive()
         except PeerClosed:
             return
+        if not frames:
+            engine.wait_readable()
         for frame in frames:
             engine.send(codec.encode(runner.run(codec.decode_plan(frame))))
 
