@@ -9,16 +9,14 @@ block checks that nothing is left over: no running request, no KV in use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
 from radixfleet.clock import MonotonicClock
-from radixfleet.text import TokenizerSpec
-from tests.support.token_texts import byte_characters
+from tests.support.byte_tokenizer import END_ID, byte_spec
+from tests.support.waiting import until
 from worker.app import Worker, make_engine, running_worker
 from worker.config import WorkerSettings
 from worker.engine.handle import EngineHandle
@@ -27,37 +25,11 @@ from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.protocol import Runner
 from worker.runner.sim import SimRunner, SimRunnerConfig
 
-END = "<|end|>"
-END_ID = 256
-VOCAB_SIZE = 257
-CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message.role + ': ' + message.content + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
-)
-
-
-def byte_spec() -> TokenizerSpec:
-    """A vocabulary in which each byte is a token (id = byte), and 256 is the end of sequence."""
-    tokenizer = Tokenizer(models.BPE({character: byte for byte, character in enumerate(byte_characters())}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(END, special=True)])
-    return TokenizerSpec(
-        tokenizer_json=tokenizer.to_str(),
-        chat_template=CHAT_TEMPLATE,
-        bos_token=None,
-        eos_token=END,
-        bos_token_id=None,
-        eos_token_ids=(END_ID,),
-        add_bos=False,
-        vocab_size=VOCAB_SIZE,
-    )
-
 
 def sim_runner(*, kv_tokens: int = 65_536, **config: Any) -> SimRunner:
     """A simulated runner that checks every plan. `config`: fields of SimRunnerConfig."""
     defaults = {
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": END_ID + 1,
         "kv_tokens": kv_tokens,
         "page_size": 16,
         "max_running_requests": 32,
@@ -105,11 +77,4 @@ async def at_rest(worker: Worker) -> None:
     await until(lambda: not len(worker.requests) and not worker.engine.num_open)
     async with asyncio.timeout(10):
         while (await worker.engine.flush()).kept_tokens:  # noqa: ASYNC110  only asking tells
-            await asyncio.sleep(0.002)
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until `condition` holds; TimeoutError when it does not in time."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  any condition, not only those that somebody announces
             await asyncio.sleep(0.002)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixfleet.settings import SettingsError, load
-from tests.support.worker_fixture import byte_spec
+from tests.support.byte_tokenizer import byte_spec
 from worker.app import make_engine
 from worker.config import WorkerSettings
 from worker.engine.inline import InlineEngine

@@ -13,7 +13,8 @@ from radixfleet.types import Load, WorkerStatus
 from radixfleet.v1 import inference_pb2_grpc
 from tests.support.answers import generate
 from tests.support.fake_engine import READY
-from tests.support.worker_fixture import sim_worker, until
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_worker
 from worker.metrics import BuildInfo, Outcome, WorkerMetrics
 
 

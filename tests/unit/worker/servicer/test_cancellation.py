@@ -14,9 +14,11 @@ from radixfleet.clock import MonotonicClock
 from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, generate, request
+from tests.support.byte_tokenizer import byte_spec
+from tests.support.cuttable_wire import CuttableWire
 from tests.support.fake_engine import FakeEngine
-from tests.support.tcp_proxy import cuttable_proxy
-from tests.support.worker_fixture import at_rest, byte_spec, sim_runner, sim_worker, until
+from tests.support.waiting import until
+from tests.support.worker_fixture import at_rest, sim_runner, sim_worker
 from worker.app import Worker
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
@@ -117,12 +119,12 @@ async def test_a_client_that_goes_away_in_the_queue_leaves_it(
 @pytest.mark.parametrize("reads", [True, False], ids=["streaming", "reading nothing"])
 async def test_a_connection_that_breaks_stops_its_generations(worker: Worker, reads: bool) -> None:
     """Behaviour 6: the client's machine vanishes, whether or not it was reading."""
-    async with cuttable_proxy(worker.address) as proxy, open_channel(proxy.address) as channel:
+    async with CuttableWire(worker.address) as wire, open_channel(wire.address) as channel:
         call = inference_pb2_grpc.InferenceStub(channel).Generate(request("endless", **ENDLESS))
         await call.initial_metadata()
         if reads:
             await first_delta(call)
-        proxy.cut()
+        wire.cut()
         await at_rest(worker)
         call.cancel()
     assert outcomes(worker, Outcome.CANCELLED) == 1

@@ -16,8 +16,10 @@ from radixfleet.text import Tokenizer
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.answers import collect, generate, read_failure, request
+from tests.support.byte_tokenizer import END_ID, byte_spec
 from tests.support.fake_engine import FakeEngine
-from tests.support.worker_fixture import END_ID, byte_spec, sim_worker, until
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 
 

@@ -15,8 +15,9 @@ from radixfleet.errors import InvalidRequest, Unavailable
 from radixfleet.status import error_from_rpc
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.answers import collect, generate, read_failure, request
+from tests.support.byte_tokenizer import END_ID
 from tests.support.fake_engine import FakeEngine
-from tests.support.worker_fixture import END, END_ID, sim_runner, sim_worker
+from tests.support.worker_fixture import sim_runner, sim_worker
 from worker.app import Worker
 from worker.metrics import Outcome
 
@@ -182,7 +183,7 @@ async def test_a_prompt_of_a_million_tokens_is_refused_by_the_context_not_by_grp
         assert str(len(ids)) in str(error)
         assert str(KV_TOKENS) in str(error)
     long_text = inference_pb2.DetokenizeRequest(token_ids=[END_ID] * 700_000, skip_special_tokens=False)
-    assert len((await stub.Detokenize(long_text)).text) == 700_000 * len(END)
+    assert len((await stub.Detokenize(long_text)).text) == 700_000 * len("<|end|>")
 
 
 async def test_a_prompt_of_a_million_tokens_is_served_where_it_fits() -> None:

@@ -11,7 +11,8 @@ from radixfleet.channel import listen, make_server
 from radixfleet.types import WorkerId
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from tests.support.fake_engine import FakeEngine
-from tests.support.worker_fixture import sim_worker, until
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_worker
 from worker.servicer import registration
 from worker.servicer.registration import Registration
 

@@ -8,7 +8,9 @@ from radixfleet.channel import client_options, open_channel
 from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2_grpc
 from tests.support.answers import collect, generate, request
-from tests.support.worker_fixture import byte_spec, sim_runner, sim_worker, until
+from tests.support.byte_tokenizer import byte_spec
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_runner, sim_worker
 
 TOKENS = 1_500
 SMALL_WINDOW = [("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0)]

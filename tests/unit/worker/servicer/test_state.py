@@ -17,7 +17,8 @@ from radixfleet.types import FinishReason, Load, WorkerStatus
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, generate, request
 from tests.support.fake_engine import READY, FakeEngine
-from tests.support.worker_fixture import sim_worker, until
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 from worker.metrics import BuildInfo, WorkerMetrics
 from worker.servicer.state import StateFeed

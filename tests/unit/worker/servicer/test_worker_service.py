@@ -19,8 +19,10 @@ from radixfleet.text import TokenizerSpec
 from radixfleet.types import WorkerStatus
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, generate, read_failure, request
+from tests.support.byte_tokenizer import byte_spec
 from tests.support.fake_engine import READY, FakeEngine
-from tests.support.worker_fixture import byte_spec, sim_runner, sim_worker, until
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_runner, sim_worker
 from worker.app import SERVICES, Worker
 from worker.servicer.description import Description
 from worker.servicer.worker import TOKENIZER_CHUNK_BYTES, WorkerServicer
