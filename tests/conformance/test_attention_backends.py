@@ -22,6 +22,16 @@ from worker.runner.torch_config import AttentionName
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.005}
 
 
+CUDA = pytest.param(
+    "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+)
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param  # type: ignore[no-any-return]
+
+
 @pytest.fixture(params=get_args(AttentionName))
 def name(request: pytest.FixtureRequest) -> AttentionName:
     return request.param  # type: ignore[no-any-return]
@@ -47,7 +57,7 @@ def attended(backend: AttentionBackend, case: PagedCase) -> Tensor:
 
 
 def check(name: AttentionName, case: PagedCase) -> None:
-    difference = attended(backend_for(name, case), case).double() - naive_attention(case)
+    difference = attended(backend_for(name, case), case).double().cpu() - naive_attention(case)
     assert difference.abs().max() < TOLERANCE[case.q.dtype]
 
 
@@ -67,9 +77,9 @@ CASES: dict[str, list[tuple[int, int]]] = {
 @pytest.mark.parametrize("sequences", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_batches_as_the_scheduler_makes_them(
-    name: AttentionName, sequences: list[tuple[int, int]], dtype: torch.dtype
+    name: AttentionName, sequences: list[tuple[int, int]], dtype: torch.dtype, device: str
 ) -> None:
-    check(name, make_case(sequences, dtype=dtype))
+    check(name, make_case(sequences, dtype=dtype, device=device))
 
 
 @pytest.mark.parametrize(
