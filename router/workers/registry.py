@@ -143,7 +143,7 @@ class WorkerRegistry:
         for worker in self.workers:
             owner = owners.get(worker.worker_id, worker)
             duplicate_of = "" if owner is worker else owner.address
-            if duplicate_of and not worker.connected and worker.address not in self._configured:
+            if duplicate_of and worker.was_lost and worker.address not in self._configured:
                 _log.info("worker moved", worker=worker.name, address=owner.address, was=worker.address)
                 self.remove(worker)
                 return

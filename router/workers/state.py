@@ -88,6 +88,11 @@ class WorkerState:
         return self._sketch.approximate(self.slot)
 
     @property
+    def was_lost(self) -> bool:
+        """It was connected, and is not any more."""
+        return self.updated_at_s is not None and not self.connected
+
+    @property
     def effective_status(self) -> WorkerStatus:
         """As reported, but DRAINING from the moment an operator wants it."""
         draining = self.drain_wanted and self.status is WorkerStatus.SERVING

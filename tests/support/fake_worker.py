@@ -7,6 +7,7 @@ prompt's length, so tests can tell answers apart. Everything it was asked is rec
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from radixfleet.errors import RadixfleetError
 from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import Capacity, Load, ModelInfo, TokenArray, WorkerStatus
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from tests.support.byte_tokenizer import byte_spec
 
 HEARTBEAT_S = 0.05
 SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Worker")
@@ -72,8 +74,8 @@ class FakeWorker:
     script: Callable[[Call], Script] = field(default=lambda _: Script())
     extra_load: Load = field(default_factory=Load)
     """Load that requests of others make."""
-    silent: bool = False
-    """Send no state, as a hung process would."""
+    speaks: asyncio.Event = field(default_factory=lambda: set_event())
+    """Cleared: sends no state, as a hung process would not."""
     drain_gate: asyncio.Event | None = None
     calls: list[Call] = field(default_factory=list)
     cached: set[int] = field(default_factory=set)
@@ -111,7 +113,7 @@ class FakeWorker:
             await server.stop(None)
         self._watchers.clear()
 
-    async def restart_engine(self) -> None:
+    def restart_engine(self) -> None:
         """New incarnation, empty cache, the same process."""
         self.incarnation += 1
         self.sequence = 0
@@ -144,7 +146,7 @@ class FakeWorker:
 
     def publish(self, **fields: Any) -> None:
         """Report to all watchers now; `fields` go into the update (delta, lease_events)."""
-        if not self.silent:
+        if self.speaks.is_set():
             update = self.update(**fields)
             for watcher in self._watchers:
                 watcher.put_nowait(update)
@@ -219,6 +221,20 @@ class FakeWorker:
         new = hashes[depth:]
         if new:
             self.publish_delta(new)
+
+
+async def _serve(worker_id: str) -> None:
+    """A worker in a process of its own: prints its address; its answers have no end."""
+    worker = FakeWorker(byte_spec(), worker_id, script=lambda _: Script(before_finish=asyncio.Event()))
+    await worker.start()
+    print(worker.address, flush=True)
+    await asyncio.Event().wait()
+
+
+def set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 def _packed(hashes: list[int]) -> bytes:
@@ -331,13 +347,14 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
         queue: asyncio.Queue[worker_pb2.StateUpdate] = asyncio.Queue()
         worker._watchers.add(queue)
         try:
+            await worker.speaks.wait()
             digest = worker_pb2.PrefixDigest(block_hashes=_packed(sorted(worker.cached)))
             yield worker.update(digest=digest)
             while True:
                 try:
                     yield await asyncio.wait_for(queue.get(), HEARTBEAT_S)
                 except TimeoutError:
-                    if not worker.silent:
+                    if worker.speaks.is_set():
                         yield worker.update()
         finally:
             worker._watchers.discard(queue)
@@ -364,3 +381,7 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
     ) -> worker_pb2.AbortResponse:
         self._worker.aborts.append(request.execution_id)
         return worker_pb2.AbortResponse(found=False)
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1]))

@@ -86,7 +86,7 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(
-    workers: int | Sequence[FakeWorker] = 2, *, seed: int = 1, **values: Any
+    workers: int | Sequence[FakeWorker] = 2, /, *, seed: int = 1, **values: Any
 ) -> AsyncIterator[Fleet]:
     """A router whose `workers` (fake ones, not started, or how many) are eligible. `values`: settings."""
     fakes = [fake_worker(f"w{index}") for index in range(workers)] if isinstance(workers, int) else list(workers)
@@ -95,7 +95,7 @@ async def running_fleet(
             await fake.start()
         addresses = tuple(fake.address for fake in fakes)
         async with (
-            running_router(settings(workers=addresses, **values), random=Random(seed)) as router,
+            running_router(settings(**{"workers": addresses} | values), random=Random(seed)) as router,
             Client(router.address, retry=NO_RETRY, timeout_s=20.0) as client,
         ):
             fleet = Fleet(router, fakes, client)

@@ -1,0 +1,209 @@
+"""Workers that die, hang, refuse and come back, behind a router over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from radixfleet.answers import Delta
+from radixfleet.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from router.workers.breaker import BreakerState
+from tests.support.cuttable_wire import CuttableWire
+from tests.support.fake_worker import Call, FakeWorker, Script
+from tests.support.router_fixture import Fleet, fake_worker, running_fleet
+from tests.support.waiting import until
+
+
+def endless(_: Call) -> Script:
+    """Three tokens, and no end."""
+    return Script(tokens=3, before_finish=asyncio.Event())
+
+
+async def tokens_until_lost(fleet: Fleet) -> tuple[int, Unavailable]:
+    """Tokens received before the stream broke, and the error that it broke with."""
+    received = 0
+
+    async def read() -> None:
+        nonlocal received
+        async for event in fleet.client.generate("hello"):
+            if isinstance(event, Delta):
+                received += len(event.token_ids)
+
+    with pytest.raises(Unavailable) as caught:
+        await read()
+    return received, caught.value
+
+
+@asynccontextmanager
+async def wired_worker(worker: FakeWorker) -> AsyncIterator[tuple[CuttableWire, Fleet]]:
+    """A router that reaches its one worker through a wire that can be cut."""
+    await worker.start()
+    try:
+        async with CuttableWire(worker.address) as wire, running_fleet([]) as fleet:
+            await fleet.client.register(wire.address)
+            await fleet.until_eligible(worker.worker_id)
+            yield wire, fleet
+    finally:
+        await worker.kill()
+
+
+async def test_a_connection_that_breaks_mid_stream_is_an_error_that_says_how_much_was_delivered() -> None:
+    """Behaviour 53: never a silent stop."""
+    worker = fake_worker(script=endless)
+    async with wired_worker(worker) as (wire, fleet):
+        stream = asyncio.create_task(tokens_until_lost(fleet))
+        await until(lambda: worker.count("computed") == 1 and worker.calls[0].tokens_sent == 3)
+        await until(lambda: fleet.metric("ttft_seconds_count") == 1)
+        wire.cut()
+        received, error = await stream
+        assert str(error) == f"worker w0 was lost after {received} tokens: the answer is not complete"
+        assert error.metadata["delivered_tokens"] == str(received)
+        assert received >= 1
+        assert fleet.metric("requests_total", outcome="unavailable") == 1
+        assert fleet.metric("retries_total", result="retried") == 0
+        await until(lambda: worker.count("cancelled") == 1)
+
+
+async def test_a_worker_whose_process_is_killed_mid_stream() -> None:
+    """Behaviour 53: the same with a real process and SIGKILL; the other worker takes what comes next."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.support.fake_worker", "doomed", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        address = (await process.stdout.readline()).decode().strip()
+        async with running_fleet([]) as fleet:
+            await fleet.client.register(address)
+            await fleet.until_eligible("doomed")
+            stream = asyncio.create_task(tokens_until_lost(fleet))
+            await until(lambda: fleet.metric("ttft_seconds_count") == 1)
+            process.send_signal(signal.SIGKILL)
+            received, error = await stream
+            assert f"worker doomed was lost after {received} tokens" in str(error)
+            await fleet.until_eligible()
+            survivor = await fake_worker("survivor").start()
+            await fleet.client.register(survivor.address)
+            await fleet.until_eligible("survivor")
+            assert (await fleet.client.complete("hello")).started.worker_id == "survivor"
+            await survivor.kill()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_request_to_a_dead_worker_is_tried_elsewhere_before_its_first_token() -> None:
+    """Behaviour 53: on another worker, without the client noticing."""
+    workers = [fake_worker("w0"), fake_worker("w1")]
+    async with running_fleet(workers, heartbeat_timeout_s=60.0) as fleet:
+        first = await fleet.client.complete("p" * 640)
+        dead = next(worker for worker in workers if worker.worker_id == first.started.worker_id)
+        # The request is on its way when the worker goes: its state stream cannot have told the router yet.
+        dead.script = lambda _: Script(before_start=asyncio.Event())
+        again = asyncio.create_task(fleet.client.complete("p" * 640))
+        await until(lambda: dead.count("waiting") == 1)
+        await dead.kill()
+        done = await again
+        assert done.started.worker_id != dead.worker_id
+        assert done.started.route is not None
+        assert done.started.route.retries == 1
+        assert fleet.metric("retries_total", result="retried") == 1
+        assert fleet.metric("requests_total", outcome="ok") == 2
+
+
+async def test_a_worker_that_stops_in_order_is_not_taken_for_the_clients_cancellation() -> None:
+    """A server that stops cancels its calls: the client must hear that the worker is gone, not that it cancelled."""
+    worker = fake_worker(script=endless)
+    async with running_fleet([worker]) as fleet:
+        stream = asyncio.create_task(tokens_until_lost(fleet))
+        await until(lambda: fleet.metric("ttft_seconds_count") == 1)
+        await worker.kill()
+        received, error = await stream
+        assert f"lost after {received} tokens" in str(error)
+        assert fleet.metric("requests_total", outcome="cancelled") == 0
+
+
+async def test_a_stream_that_ends_without_finished_is_an_error() -> None:
+    """Behaviour 53: an end without a reason is no end."""
+    async with running_fleet([fake_worker(script=lambda _: Script(tokens=2, finish=False))]) as fleet:
+        received, error = await tokens_until_lost(fleet)
+        assert received == 2
+        assert "lost after 2 tokens" in str(error)
+
+
+async def test_no_worker_at_all_is_unavailable_with_a_time_to_come_back() -> None:
+    """Behaviour 55: a router without workers answers, and says when to try again."""
+    async with running_fleet([]) as fleet:
+        with pytest.raises(Unavailable, match="no worker has reported") as caught:
+            await fleet.client.complete("hello")
+        assert caught.value.retry_after_s is not None
+
+
+async def test_client_errors_do_not_open_the_breaker() -> None:
+    """Behaviour 52: bad requests, however many, take no worker out."""
+    worker = fake_worker(script=lambda _: Script(error=InvalidRequest("too long", field="prompt")))
+    async with running_fleet([worker], breaker_failures=3) as fleet:
+        for _ in range(10):
+            with pytest.raises(InvalidRequest):
+                await fleet.client.complete("hello")
+        assert fleet.state(0).breaker.state is BreakerState.CLOSED
+        worker.script = lambda _: Script()
+        await fleet.client.complete("hello")
+
+
+async def test_short_deadlines_of_clients_do_not_open_the_breaker() -> None:
+    """Behaviour 52: a deadline is a sign of a sick worker only when it was silent for long."""
+    worker = fake_worker(script=lambda _: Script(before_start=asyncio.Event()))
+    async with running_fleet([worker], breaker_failures=2) as fleet:
+        for _ in range(4):
+            with pytest.raises(DeadlineExceeded):
+                await fleet.client.complete("hello", timeout_s=0.05)
+        await fleet.until_settled()
+        assert fleet.state(0).breaker.state is BreakerState.CLOSED
+
+
+async def test_the_breaker_opens_on_broken_connections_and_a_probe_closes_it() -> None:
+    """Behaviour 52: streams that break take the worker out; after the pause one request tries it."""
+    worker = fake_worker(script=lambda _: Script(tokens=1, finish=False))
+    async with running_fleet([worker], breaker_failures=3, breaker_open_s=0.3) as fleet:
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="lost after 1 token"):
+                await fleet.client.complete("hello")
+        assert fleet.state(0).breaker.state is BreakerState.OPEN
+        with pytest.raises(Unavailable, match="breaker"):
+            await fleet.client.complete("hello")
+        assert len(worker.calls) == 3
+        worker.script = lambda _: Script()
+        await until(lambda: fleet.state(0).breaker.state is BreakerState.HALF_OPEN)
+        await fleet.client.complete("hello")
+        assert fleet.state(0).breaker.state is BreakerState.CLOSED
+
+
+async def test_a_hung_worker_gets_nothing_until_it_speaks_again() -> None:
+    """A process that keeps its connections and says nothing is not connected; nobody restarts the router for it."""
+    worker = fake_worker()
+    async with running_fleet([worker, fake_worker("w1")], heartbeat_timeout_s=0.3) as fleet:
+        worker.speaks.clear()
+        await fleet.until_eligible("w1")
+        entries = {entry.worker_id: entry for entry in await fleet.client.list_workers()}
+        assert not entries["w0"].connected
+        assert entries["w0"].ineligible_reason == "disconnected"
+        for _ in range(4):
+            assert (await fleet.client.complete("x" * 100)).started.worker_id == "w1"
+        worker.speaks.set()
+        await fleet.until_eligible("w0", "w1")
+
+
+async def test_a_frozen_wire_is_noticed_by_the_missing_heartbeat() -> None:
+    worker = fake_worker()
+    async with wired_worker(worker) as (wire, fleet):
+        wire.freeze()
+        await until(lambda: not fleet.eligible())
+        wire.mend()
+        await fleet.until_eligible("w0")
+        await fleet.client.complete("hello")
