@@ -17,12 +17,14 @@ import pytest
 
 from radixfleet.types import FinishReason
 from tests.support.engine_fakes import submit
+from tests.support.tiny_model import tiny_model
 from worker.core.messages import Report, Submit
 from worker.engine.config import EngineConfig
 from worker.engine.handle import EngineHandle
 from worker.engine.inline import InlineEngine
 from worker.engine.process import ProcessEngine
 from worker.runner.sim import SimRunnerConfig
+from worker.runner.torch_config import TorchRunnerConfig
 
 RUNNER = SimRunnerConfig(
     vocab_size=500,
@@ -53,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 @asynccontextmanager
-async def engine_of(kind: str, runner: SimRunnerConfig = RUNNER) -> AsyncIterator[EngineHandle]:
+async def engine_of(kind: str, runner: SimRunnerConfig | TorchRunnerConfig = RUNNER) -> AsyncIterator[EngineHandle]:
     make, overlap = KINDS[kind]
     engine = make(EngineConfig(runner=runner, overlap=overlap, log_level="critical"))
     await engine.start()
@@ -147,3 +149,29 @@ async def next_report(engine: EngineHandle) -> Report:
     report = await heard
     leave()
     return report
+
+
+async def test_a_real_model_gives_the_same_tokens_in_a_process_of_its_own() -> None:
+    """One request at a time, so that the arithmetic is equal to the bit; with chunks, cache hits and a stop token."""
+    runner = TorchRunnerConfig(
+        model_path=str(tiny_model()),
+        dtype="float32",
+        device_memory_bytes=2**28,
+        max_total_tokens=1024,
+        chunked_prefill_size=32,
+        max_running_requests=4,
+    )
+    random = np.random.default_rng(3)
+    prompt = random.integers(3, 500, 70).tolist()
+    first = submit(0, prompt, max_new_tokens=40)
+    longer = submit(0, [*prompt, 17, 18], max_new_tokens=40)
+    answers = {}
+    for kind in ("inline-serial", "process-overlapped"):
+        async with engine_of(kind, runner) as engine:
+            outcomes = [await answer(engine, request) for request in (first, longer)]
+            stop = outcomes[0].token_ids[20]
+            stopped = await answer(engine, msgspec.structs.replace(first, stop_token_ids=(stop,)))
+            assert (await next_report(engine)).counters["cached_tokens"] >= 2 * 64
+            answers[kind] = [*outcomes, stopped]
+    assert answers["process-overlapped"] == answers["inline-serial"]
+    assert [outcome.reason for outcome in answers["inline-serial"]] == ["length", "length", "stop"]

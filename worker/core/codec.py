@@ -56,7 +56,7 @@ def _check_array(annotation: object, value: object) -> Array:
 
 
 _annotated: dict[int, np.dtype[Any]] = {}
-"""dtype by the id of the annotation, which its decoder, made below, keeps alive: hashing one takes a fifth of a decode."""
+"""By id of the annotation, which its decoder, made below, keeps alive: hashing one takes a fifth of a decode."""
 
 
 def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
