@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import threading
 from collections import OrderedDict
@@ -43,8 +44,8 @@ class SegmentCutter:
         random_model = bool((config.get("model") or {}).get("dropout"))
         self._cuttable = frozenset(token["content"] for token in tokens if not random_model and _is_cuttable(token))
         # Tokens that may not be cut at are searched too: they can cover the place where another seems to begin.
-        longest_first = sorted((token["content"] for token in tokens), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if self._cuttable else None
+        contents = sorted({token["content"] for token in tokens})
+        self._pattern = re.compile(_longest_of(contents)) if self._cuttable else None
 
     def cut(self, text: str) -> list[str]:
         """The pieces of `text`, in order; the whole text as one where it cannot be cut."""
@@ -53,6 +54,21 @@ class SegmentCutter:
         starts = [match.start() for match in self._pattern.finditer(text) if match.group() in self._cuttable]
         bounds = [0, *(start for start in starts if start > 0), len(text)]
         return [text[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def _longest_of(words: list[str]) -> str:
+    """A pattern that matches the longest of `words` (sorted, different) at a place.
+
+    Common beginnings are written once, as in a tree: a vocabulary has hundreds of added tokens that begin alike, and
+    trying each of them at every "<" of a text would cost more than the cache saves.
+    """
+    prefix = os.path.commonprefix(words)  # noqa: RUF071  characters are what is wanted
+    rests = [word[len(prefix) :] for word in words]
+    groups = itertools.groupby((rest for rest in rests if rest), key=lambda rest: rest[0])
+    branches = "|".join(_longest_of(list(group)) for _, group in groups)
+    if not branches:
+        return re.escape(prefix)
+    return f"{re.escape(prefix)}(?:{branches}){'?' if '' in rests else ''}"
 
 
 def _is_cuttable(token: dict[str, object]) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 
 import grpc.aio
 import numpy as np
@@ -197,3 +200,44 @@ async def test_a_server_that_comes_back_is_found_soon():
         response = await stub.Tokenize(request, wait_for_ready=True, timeout=10)
         assert list(response.token_ids) == [97]
     await server.stop(None)
+
+
+CLOSED_UNDER_CALLS = """
+import asyncio
+from radixfleet.client import Client
+from radixfleet.errors import Unavailable
+from tests.support.fake_inference import FakeInference, Silence, delta, serving, started
+
+async def main():
+    for _ in range(8):
+        fake = FakeInference([[started(), delta(1), Silence()]])
+        async with serving(fake) as address:
+            client = Client(address)
+            streams = [client.generate("x"), client.generate("x")]
+            for stream in streams:
+                await anext(stream)
+                await anext(stream)
+        for stream in streams:
+            try:
+                await anext(stream)
+            except Unavailable as error:
+                print("unavailable")
+        await client.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_that_leaves_writes_nothing_to_the_terminal():
+    """A worker that stops is everyday business for a router; gRPC's core would report it on stderr most of the time."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    result = subprocess.run(
+        [sys.executable, "-c", CLOSED_UNDER_CALLS],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert result.stdout.split() == ["unavailable"] * 16
+    assert result.stderr == ""
