@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from radixfleet import convert
 from radixfleet.answers import Delta, Finished, Started
 from radixfleet.channel import open_channel
 from radixfleet.errors import (
@@ -304,9 +303,3 @@ async def test_no_counter_keeps_anything_of_a_mixed_crowd() -> None:
             "deadline_exceeded": 12,
             "cancelled": 12,
         }
-
-
-def test_convert_is_the_same_on_both_sides() -> None:
-    """The router packs what a worker unpacks."""
-    ids = np.arange(100, dtype=np.uint32)
-    assert np.array_equal(convert.unpack_tokens(convert.pack_tokens(ids)), ids)

@@ -19,7 +19,7 @@ from radixfleet import blocks, convert
 from radixfleet.channel import listen, make_server
 from radixfleet.errors import RadixfleetError
 from radixfleet.text import Tokenizer, TokenizerSpec
-from radixfleet.types import Capacity, Load, ModelInfo, TokenArray, WorkerStatus
+from radixfleet.types import Capacity, Load, MemoryPools, ModelInfo, TokenArray, WorkerStatus
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.byte_tokenizer import byte_spec
 
@@ -65,6 +65,7 @@ class FakeWorker:
     spec: TokenizerSpec
     worker_id: str = "worker-0"
     model: str = "fake-model"
+    memory: MemoryPools | None = None
     capacity: Capacity = field(default_factory=lambda: Capacity(64 * 1024, 16, 64, 2048))
     incarnation: int = 1
     status: WorkerStatus = WorkerStatus.SERVING
@@ -189,6 +190,7 @@ class FakeWorker:
             status=convert.worker_status_to_pb(self.status),
             model=convert.model_info_to_pb(self.model_info()),
             capacity=None if loading else convert.capacity_to_pb(self.capacity),
+            memory=convert.memory_pools_to_pb(self.memory) if self.memory else None,
             version="0.1.0",
             block_scheme=self.block_scheme,
             block_tokens=self.block_tokens,
