@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
+import socket
 import sys
+import threading
+from socketserver import ThreadingMixIn
 from types import TracebackType
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import prometheus_client
 import structlog
+
+_POLL_S = 0.05
 
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 25, 50, 100)
 """Time to first token: from a full cache hit on a small model to a long prompt behind a queue."""
@@ -51,13 +57,37 @@ def setup_logging(level: str = "info", *, json: bool = False) -> None:
     root.setLevel(level.upper())
 
 
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread a scrape, so that one slow reader does not hold up the next."""
+
+    daemon_threads = True
+
+
+class _IPv6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """A scrape every few seconds is not worth a log line."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name is the base class's
+        """Log nothing."""
+
+
 class MetricsServer:
     """The /metrics endpoint of one registry, served from a daemon thread. Use as a context manager, or call `close`."""
 
     def __init__(self, registry: prometheus_client.CollectorRegistry, host: str, port: int) -> None:
         """Listens at once; port 0 takes a free one. Raises OSError when the port is taken."""
-        self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
+        app = prometheus_client.make_wsgi_app(registry)
+        kind = _IPv6Server if ":" in host else _Server
+        self._server = make_server(host, port, app, kind, handler_class=_SilentHandler)
         self.port: int = self._server.server_port
+        # prometheus_client's own start_http_server takes half a second to notice that it shall end.
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": _POLL_S}, name="metrics", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
         """Stop serving and free the port."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import urllib.error
 import urllib.request
 
@@ -101,7 +102,25 @@ def test_setting_up_again_does_not_double_lines(capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_metrics_are_served_until_closed():
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_metrics_are_served_at_any_kind_of_address(host):
+    if host == "::1" and not _has_ipv6_loopback():
+        pytest.skip("this machine has no IPv6 loopback")
+    with serve_metrics(prometheus_client.CollectorRegistry(), host, 0) as server:
+        shown = f"[{host}]" if ":" in host else host
+        with urllib.request.urlopen(f"http://{shown}:{server.port}/metrics", timeout=5) as response:
+            assert response.status == 200
+
+
+def _has_ipv6_loopback() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def test_metrics_are_served_until_closed(capfd):
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.Counter("radixfleet_requests", "Requests.", registry=registry).inc(3)
     with serve_metrics(registry, "127.0.0.1", 0) as server:
@@ -114,6 +133,7 @@ def test_metrics_are_served_until_closed():
             serve_metrics(registry, "127.0.0.1", server.port)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=5)
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", [name for name in dir(telemetry) if name.endswith("_BUCKETS_S")])
