@@ -10,15 +10,16 @@ from radixfleet.answers import Completion, Explanation, WorkerEntry
 from radixfleet.settings import format_bytes
 from radixfleet.types import MemoryPools
 
-_LONG = "KV pool bounded by"
-_WORDS = frozenset({"", "worker", "address", "state", "model", "request", "why", "device", _LONG})
+_NAMES = frozenset({"worker", "address", "request"})
+"""Columns that are never broken: people copy from them."""
+_WORDS = frozenset({"", "worker", "address", "state", "model", "request", "why", "device", "KV pool bounded by"})
 """Columns that hold words; the others hold numbers."""
 
 
 def workers_table(workers: Sequence[WorkerEntry]) -> Table:
     """A row a worker: state, model, load, KV pool."""
-    table = _table("worker", "address", "state", "model", "running", "waiting", "KV used", "cached", "KV pool")
-    for worker in workers:
+    table = _table("worker", "address", "state", "model", "running", "waiting", "KV used", "KV cached", "KV pool")
+    for worker in sorted(workers, key=lambda entry: entry.worker_id):
         state = str(worker.status) if worker.connected else "disconnected"
         if worker.ineligible_reason and worker.ineligible_reason != state:
             state = f"{state} ({worker.ineligible_reason})"
@@ -38,8 +39,8 @@ def workers_table(workers: Sequence[WorkerEntry]) -> Table:
 
 def pools_table(workers: Sequence[WorkerEntry]) -> Table:
     """A row a worker: its three memory pools."""
-    table = _table("worker", "device", "weights", "KV cache", "activations", "total", _LONG)
-    for worker in workers:
+    table = _table("worker", "device", "weights", "KV cache", "activations", "total", "KV pool bounded by")
+    for worker in sorted(workers, key=lambda entry: entry.worker_id):
         table.add_row(worker.worker_id, *pools_row(worker.info.memory))
     return table
 
@@ -98,5 +99,5 @@ def candidates_table(explanation: Explanation) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=column != _LONG)
+        table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=column in _NAMES)
     return table
