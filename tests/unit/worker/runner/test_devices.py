@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from worker.runner import devices
+from worker.runner.devices import DeviceError, choose_dtype, open_device, usable_memory
+
+CPU = torch.device("cpu")
+
+
+def test_auto_is_the_cpu_where_torch_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert open_device("auto") == CPU
+    assert open_device("cpu") == CPU
+
+
+def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert open_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(DeviceError, match="no device cuda:1: torch sees 1 CUDA devices"):
+        open_device("cuda:1")
+    with pytest.raises(DeviceError, match="'gpu' is no device; use auto, cpu, cuda or cuda:N"):
+        open_device("gpu")
+    with pytest.raises(DeviceError, match="type meta are not supported"):
+        open_device("meta")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"avx512_bf16": True, "amx_bf16": False}, torch.bfloat16),
+        ({"amx_bf16": True}, torch.bfloat16),
+        ({"avx512_f": True, "avx512_bf16": False}, torch.float32),
+        ({}, torch.float32),
+    ],
+)
+def test_auto_dtype_of_a_cpu_follows_its_instructions(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert choose_dtype(CPU, "auto") == expected
+    assert choose_dtype(CPU, "float32") == torch.float32
+    assert choose_dtype(CPU, "bfloat16") == torch.bfloat16
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
+def test_auto_dtype_of_a_gpu_follows_its_generation(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    assert choose_dtype(torch.device("cuda"), "auto") == expected
+
+
+def test_a_cpu_gives_half_of_the_machine_or_of_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(devices, "_CGROUP_LIMIT", limit)
+    total = psutil.virtual_memory().total
+    assert usable_memory(CPU, None) == total // 2  # no such file
+    limit.write_text("max\n")
+    assert usable_memory(CPU, None) == total // 2
+    limit.write_text("1000000\n")
+    assert usable_memory(CPU, None) == 500_000
+    assert usable_memory(CPU, 123) == 123
+
+
+def test_a_gpu_gives_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70, 80))
+    assert usable_memory(torch.device("cuda"), None) == 70
