@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
-import numpy as np
 
 from radixfleet import convert
 from radixfleet.clock import Clock
@@ -59,17 +58,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """The ids that Generate would compute on."""
         self._require_model(request.model)
-        tokens = await self._intake.tokenize(request.prompt)
-        return inference_pb2.TokenizeResponse(token_ids=tokens.tolist())
+        return await self._intake.tokenize(request)
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> inference_pb2.DetokenizeResponse:
         """The text of ids."""
         self._require_model(request.model)
-        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        ids = np.array(request.token_ids, dtype=np.uint32)
-        return inference_pb2.DetokenizeResponse(text=await self._intake.detokenize(ids, skip_special_tokens=skip))
+        return await self._intake.detokenize(request)
 
     async def GetModelInfo(
         self, request: inference_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -76,18 +76,15 @@ class Intake:
             return self._prepare(request, ready)
         return await self._on_thread(lambda: self._prepare(request, ready))
 
-    async def tokenize(self, prompt: inference_pb2.Prompt) -> TokenArray:
+    async def tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
         """The tokens of a prompt, at least one. Raises InvalidRequest."""
-        return await self._on_thread(lambda: self._tokens(prompt))
+        return await self._on_thread(
+            lambda: inference_pb2.TokenizeResponse(token_ids=self._tokens(request.prompt).tolist())
+        )
 
-    async def detokenize(self, ids: TokenArray, *, skip_special_tokens: bool) -> str:
-        """The text of token ids. Raises InvalidRequest."""
-
-        def decode() -> str:
-            convert.check_tokens(ids, vocab_size=self._tokenizer.vocab_size, field="token_ids")
-            return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-
-        return await self._on_thread(decode) if len(ids) else ""
+    async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> inference_pb2.DetokenizeResponse:
+        """The text of token ids, of which there may be none. Raises InvalidRequest."""
+        return await self._on_thread(lambda: inference_pb2.DetokenizeResponse(text=self._text(request)))
 
     async def _on_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -110,6 +107,13 @@ class Intake:
         tokens = self._tokenizer.encode_prompt(convert.prompt_form(prompt))
         convert.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
         return tokens
+
+    def _text(self, request: inference_pb2.DetokenizeRequest) -> str:
+        ids = np.array(request.token_ids, dtype=np.uint32)
+        if len(ids):
+            convert.check_tokens(ids, vocab_size=self._tokenizer.vocab_size, field="token_ids")
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        return self._tokenizer.decode(ids, skip_special_tokens=skip)
 
     def _max_new_tokens(self, sampling: SamplingParams, num_prompt: int, limits: Limits) -> int:
         """What the client asked for, or the default as far as context and KV pool allow."""

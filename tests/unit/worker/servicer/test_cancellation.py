@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, Future
+from collections.abc import AsyncIterator
 
 import grpc.aio
 import pytest
@@ -17,6 +16,7 @@ from tests.support.answers import collect, generate, request
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.cuttable_wire import CuttableWire
 from tests.support.fake_engine import FakeEngine
+from tests.support.gated_executor import GatedExecutor
 from tests.support.waiting import until
 from tests.support.worker_fixture import at_rest, sim_runner, sim_worker
 from worker.app import Worker
@@ -136,23 +136,6 @@ async def test_a_deadline_stops_the_generation(worker: Worker, stub: inference_p
     assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await at_rest(worker)
     assert outcomes(worker, Outcome.DEADLINE) == 1
-
-
-class GatedExecutor(Executor):
-    """Does nothing with its work until it is told to."""
-
-    def __init__(self) -> None:
-        self.waiting: list[tuple[Future[object], Callable[[], object]]] = []
-
-    def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[object]:
-        future: Future[object] = Future()
-        self.waiting.append((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    def release(self) -> None:
-        for future, work in self.waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_result(work())
 
 
 async def test_cancelling_while_the_prompt_is_tokenized_submits_nothing() -> None:

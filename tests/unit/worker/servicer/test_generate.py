@@ -10,7 +10,7 @@ import pytest
 
 from radixfleet import blocks
 from radixfleet.channel import open_channel
-from radixfleet.errors import InternalError, UnknownModel
+from radixfleet.errors import InternalError, InvalidRequest, UnknownModel
 from radixfleet.status import error_from_rpc
 from radixfleet.text import Tokenizer
 from radixfleet.types import FinishReason
@@ -18,9 +18,11 @@ from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.answers import collect, generate, read_failure, request
 from tests.support.byte_tokenizer import END_ID, byte_spec
 from tests.support.fake_engine import FakeEngine
+from tests.support.gated_executor import GatedExecutor
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
+from worker.servicer.intake import Intake
 
 
 @pytest.fixture
@@ -205,6 +207,30 @@ async def test_prefixes_are_named_as_the_router_names_them() -> None:
         assert submit.namespace == blocks.namespace("sim-model", "tenant")
         assert submit.priority == 3
         call.cancel()
+
+
+async def test_tokenizing_holds_up_nobody_else() -> None:
+    """Behaviour 59: text is tokenized on threads; while they are all busy, requests with token ids are served."""
+    engine, threads = FakeEngine(), GatedExecutor()
+    async with sim_worker(engine=engine, serving=False) as worker:
+        engine.become_ready()
+        intake = Intake("sim-model", Tokenizer(byte_spec()), threads, default_max_new_tokens=16)
+        text = request("text", stop=["y"])
+        chat = inference_pb2.GenerateRequest()
+        chat.prompt.chat.messages.add(role="user", content="text")
+        many_ids = request([1] * 500)
+        many_ids.prompt.token_ids.packed *= 100
+        ready = worker.requests.require_serving()
+        slow = [asyncio.create_task(intake.prepare(message, ready)) for message in (text, chat, many_ids)]
+        await until(lambda: len(threads.waiting) == len(slow))
+        quick = await intake.prepare(request([1, 2, 3]), ready)
+        assert quick.tokens.tolist() == [1, 2, 3]
+        assert not any(task.done() for task in slow)
+        threads.release()
+        assert (await slow[0]).tokens.tolist() == list(b"text")
+        assert (await slow[1]).tokens.tolist() == list(b"user: text\nassistant: ")
+        with pytest.raises(InvalidRequest, match="50000"):
+            await slow[2]
 
 
 async def test_a_failure_of_the_engine_ends_the_stream_with_its_error() -> None:
