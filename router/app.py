@@ -122,12 +122,13 @@ async def running_router(
 
 
 async def drain(router: Router, grace_s: float) -> None:
-    """Take no new calls; return when the running requests have ended, or after the grace.
+    """Take no new calls; return when the running requests have ended. After the grace they are cut, and told so.
 
     Open calls that are no requests (someone watches the health) do not hold it up.
     """
-    stopping = asyncio.create_task(router.server.stop(grace_s))
-    await router.log.wait_until_idle(grace_s)
+    stopping = asyncio.create_task(router.server.stop(grace_s + _FLUSH_S))
+    if not await router.log.wait_until_idle(grace_s):
+        router.log.cut()
     await router.server.stop(_FLUSH_S)
     await stopping
 
@@ -163,7 +164,7 @@ async def _serve(settings: RouterSettings) -> None:
         await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         if not drained.done():
-            await router.server.stop(None)
+            router.log.cut()
         await drained
 
 

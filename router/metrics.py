@@ -145,9 +145,13 @@ class _FleetCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """On the thread of the scrape. Without the fleet's gauges when the event loop does not answer in time."""
+        taking = self._take()
         try:
-            fleet = asyncio.run_coroutine_threadsafe(self._take(), self._loop).result(_SAMPLE_TIMEOUT_S)
-        except (RuntimeError, concurrent.futures.TimeoutError, concurrent.futures.CancelledError):
+            fleet = asyncio.run_coroutine_threadsafe(taking, self._loop).result(_SAMPLE_TIMEOUT_S)
+        except (TimeoutError, concurrent.futures.CancelledError):
+            return
+        except RuntimeError:  # the loop is closed
+            taking.close()
             return
         yield GaugeMetricFamily(f"{_PREFIX}sketch_blocks", "Distinct blocks in the sketch.", fleet.sketch_blocks)
         statuses = GaugeMetricFamily(f"{_PREFIX}workers", "Workers, by status.", labels=["status"])

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import structlog
 
 from radixfleet.clock import Clock
-from radixfleet.errors import RadixfleetError
+from radixfleet.errors import RadixfleetError, Unavailable
 from router.dispatch.lease import Lease
 from router.metrics import RouterMetrics
 
+_RETRY_AFTER_S = 1.0
 _TRAVEL_S = 0.1
 _TRAVEL_SHARE = 0.01
 """gRPC sends timeouts rounded up to two or three digits."""
@@ -59,6 +60,8 @@ class RequestLog:
         """Requests that have not ended."""
         self._idle = asyncio.Event()
         self._idle.set()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._is_cut = False
 
     @contextmanager
     def follow(self, request_id: str, deadline: Callable[[], float | None]) -> Iterator[RequestRecord]:
@@ -71,6 +74,9 @@ class RequestLog:
         record = RequestRecord(request_id, self._clock.now())
         self.in_flight += 1
         self._idle.clear()
+        task = asyncio.current_task()
+        assert task is not None, "a request runs in a task"
+        self._tasks.add(task)
         self._metrics.in_flight.inc()
         outcome = "internal"
         try:
@@ -80,6 +86,10 @@ class RequestLog:
             left_s = deadline()
             if record.is_complete:
                 outcome = "ok"
+            elif self._is_cut:
+                outcome = "unavailable"
+                task.uncancel()
+                raise _cut_off(record) from None
             elif left_s is not None and left_s <= _TRAVEL_S + _TRAVEL_SHARE * waits_s:
                 outcome = "deadline_exceeded"
             else:
@@ -89,6 +99,7 @@ class RequestLog:
             outcome = error.code.lower()
             raise
         finally:
+            self._tasks.discard(task)
             self.in_flight -= 1
             if not self.in_flight:
                 self._idle.set()
@@ -103,6 +114,12 @@ class RequestLog:
         except TimeoutError:
             return False
         return True
+
+    def cut(self) -> None:
+        """End all running requests, and those to come, with Unavailable: the router stops."""
+        self._is_cut = True
+        for task in self._tasks:
+            task.cancel()
 
     def first_token(self, record: RequestRecord) -> None:
         """May be called with every token."""
@@ -130,3 +147,11 @@ class RequestLog:
             ttft_s=None if ttft_s is None else round(ttft_s, 4),
             duration_s=round(duration_s, 4),
         )
+
+
+def _cut_off(record: RequestRecord) -> Unavailable:
+    return Unavailable(
+        f"the router stops; {record.output_tokens} tokens were delivered, the answer is not complete",
+        retry_after_s=_RETRY_AFTER_S,
+        delivered_tokens=str(record.output_tokens),
+    )
