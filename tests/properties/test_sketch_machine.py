@@ -1,8 +1,8 @@
 """The sketch against a plain model: one exact set for each worker, every rule written out the slow way.
 
 Prompts are chains over two letters, at most five blocks deep, so that they share prefixes all the time. Workers hold a
-few blocks, restart, leave and come back; reports are arbitrary and sometimes missing; requests end in either way, in any
-order.
+few blocks, restart, leave and come back; what they report is arbitrary, and sometimes missing; requests end in either
+way, in any order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from radixfleet.blocks import BLOCK_TOKENS
 from router.index import BlockLease, Sketch
 from router.index.mirror import GRACE_REPORTS
-from tests.support.chains import blocks, chain
+from tests.support.chains import NONE, blocks, chain
 
 PROMPTS = st.text(alphabet="ab", min_size=1, max_size=5)
 BLOCK_SETS = st.lists(PROMPTS, max_size=5, unique=True)
-SLOTS = st.integers(0, 2)
+PICKS = st.integers(0, 2)
 
 
 @dataclass(eq=False)
@@ -128,7 +128,7 @@ class ModelWorker:
 
 
 class SketchMachine(RuleBasedStateMachine):
-    """Three slots; each rule does the same to the sketch and to the model."""
+    """Up to three workers; each rule does the same to the sketch and to the model."""
 
     leases = Bundle("leases")
 
@@ -137,6 +137,10 @@ class SketchMachine(RuleBasedStateMachine):
         self.sketch = Sketch()
         self.workers: dict[int, ModelWorker] = {}
         self.num_open = 0
+        for capacity in (4, 8):
+            self.attach(capacity)
+        self.sketch.apply_digest(1, 1, 0, NONE)
+        self._meet(1, 1).digest(0, [])
 
     @rule(capacity=st.integers(0, 8))
     @precondition(lambda self: len(self.workers) < 3)
@@ -146,101 +150,96 @@ class SketchMachine(RuleBasedStateMachine):
         self.sketch.set_capacity(slot, capacity)
         self.workers[slot] = ModelWorker(capacity, capacity)
 
-    @rule(slot=SLOTS)
-    def detach(self, slot: int) -> None:
-        if self.workers.pop(slot, None):
+    @rule(pick=PICKS, kind=st.sampled_from(["detach", "wipe", "restart", "lose_truth"]))
+    @precondition(lambda self: len(self.workers) > 1)
+    def upheaval(self, pick: int, kind: str) -> None:
+        slot, worker = self._pick(pick)
+        if kind == "detach":
             self.sketch.detach(slot)
-
-    @rule(slot=SLOTS)
-    def wipe(self, slot: int) -> None:
-        if slot in self.workers:
+            del self.workers[slot]
+        elif kind == "wipe":
             self.sketch.wipe(slot)
-            self.workers[slot] = self.workers[slot].restarted(self.workers[slot].incarnation)
-
-    @rule(slot=SLOTS)
-    def lose_truth(self, slot: int) -> None:
-        if slot in self.workers:
+            self.workers[slot] = worker.restarted(worker.incarnation)
+        elif kind == "restart":
+            incarnation = (worker.incarnation or 0) + 1
+            self.sketch.set_incarnation(slot, incarnation)
+            self._meet(slot, incarnation)
+        else:
             self.sketch.lose_truth(slot)
-            self.workers[slot].lose_truth()
+            worker.lose_truth()
 
-    @rule(target=leases, slot=SLOTS, prompt=PROMPTS)
-    def book(self, slot: int, prompt: str) -> tuple[BlockLease, ModelWorker, list[str], int | None] | None:
-        worker = self.workers.get(slot)
-        if worker is None:
-            return None
+    @rule(target=leases, pick=PICKS, prompt=PROMPTS)
+    def book(self, pick: int, prompt: str) -> tuple[BlockLease, ModelWorker, list[str], int | None]:
+        slot, worker = self._pick(pick)
         names = prefixes(prompt)
         depth = self.sketch.match(chain(prompt))[slot]
         lease = self.sketch.book(slot, chain(prompt), len(prompt) * BLOCK_TOKENS + 1)
         self.num_open += 1
-        holes = [name not in worker.used for name in names] != sorted(name not in worker.used for name in names)
+        absent = [name not in worker.used for name in names]
+        has_hole = absent != sorted(absent)
         settled = worker.book(names)
-        # A hole makes any depth right that the worker holds; the receipt's meaning then depends on which was found.
-        assert holes or lease.known_blocks == depth
-        return lease, worker, names, None if holes else settled
+        # With a hole any depth is right that the worker holds, and what a receipt means depends on the depth.
+        assert has_hole or lease.known_blocks == depth
+        return lease, worker, names, None if has_hole else settled
 
     @rule(held=leases, cached_blocks=st.integers(0, 5))
-    def receipt(self, held: tuple[BlockLease, ModelWorker, list[str], int | None] | None, cached_blocks: int) -> None:
-        if held is None:
-            return
+    def receipt(self, held: tuple[BlockLease, ModelWorker, list[str], int | None], cached_blocks: int) -> None:
         lease, worker, _, settled = held
         missing = lease.known_blocks - cached_blocks
-        if missing <= 0 or settled is None or not lease.is_open:
+        if missing <= 0 or settled is None:
             return
         self.sketch.receipt(lease, cached_blocks * BLOCK_TOKENS)
         if worker in self.workers.values() and worker.sequence is None:
             worker.receipt(missing, settled)
 
     @rule(held=consumes(leases), output=st.text(alphabet="ab", max_size=2))
-    def end(self, held: tuple[BlockLease, ModelWorker, list[str], int | None] | None, output: str) -> None:
-        if held is None:
-            return
+    def end(self, held: tuple[BlockLease, ModelWorker, list[str], int | None], output: str) -> None:
         lease, worker, names, _ = held
         self.sketch.end(lease, chain(names[-1] + output)[len(names) :])
         self.num_open -= 1
         worker.end(names, prefixes(names[-1] + output)[len(names) :])
 
     @rule(held=consumes(leases))
-    def abandon(self, held: tuple[BlockLease, ModelWorker, list[str], int | None] | None) -> None:
-        if held is None:
-            return
+    def abandon(self, held: tuple[BlockLease, ModelWorker, list[str], int | None]) -> None:
         self.sketch.abandon(held[0])
         self.num_open -= 1
         held[1].abandon(held[2])
 
-    @rule(slot=SLOTS, incarnation=st.integers(1, 2), sequence=st.integers(0, 2), names=BLOCK_SETS)
-    def digest(self, slot: int, incarnation: int, sequence: int, names: list[str]) -> None:
-        if slot not in self.workers:
-            return
+    @rule(pick=PICKS, restarts=st.sampled_from([0, 0, 0, 1]), sequence=st.integers(0, 2), names=BLOCK_SETS)
+    def digest(self, pick: int, restarts: int, sequence: int, names: list[str]) -> None:
+        slot, worker = self._pick(pick)
+        incarnation = (worker.incarnation or 0) + restarts
         self.sketch.apply_digest(slot, incarnation, sequence, blocks(*names))
         self._meet(slot, incarnation).digest(sequence, names)
 
-    @rule(
-        slot=SLOTS,
-        restarts=st.sampled_from([False] * 9 + [True]),
-        skips=st.sampled_from([0] * 9 + [1]),
-        evicted=BLOCK_SETS,
-        added=BLOCK_SETS,
-    )
-    def delta(self, slot: int, restarts: bool, skips: int, evicted: list[str], added: list[str]) -> None:
-        worker = self.workers.get(slot)
-        if worker is None:
+    @rule(pick=PICKS, evicted=BLOCK_SETS, added=BLOCK_SETS)
+    def delta(self, pick: int, evicted: list[str], added: list[str]) -> None:
+        slot, worker = self._pick(pick)
+        if worker.sequence is None:
             return
-        incarnation = (worker.incarnation or 0) + restarts
-        fits = worker.sequence is not None and not restarts and not skips
-        sequence = (worker.sequence or 0) + bool(evicted or added) + skips
-        applied = self.sketch.apply_delta(slot, incarnation, sequence, blocks(*evicted), blocks(*added))
-        assert applied == fits
-        worker = self._meet(slot, incarnation)
-        if fits:
-            worker.delta(sequence, evicted, added)
-        else:
-            worker.lose_truth()
+        sequence = worker.sequence + bool(evicted or added)
+        assert self.sketch.apply_delta(slot, worker.incarnation or 0, sequence, blocks(*evicted), blocks(*added))
+        worker.delta(sequence, evicted, added)
 
-    @rule(slot=SLOTS, capacity=st.integers(0, 8))
-    def set_capacity(self, slot: int, capacity: int) -> None:
-        worker = self.workers.get(slot)
-        if worker is None:
-            return
+    @rule(pick=PICKS, count=st.integers(1, GRACE_REPORTS))
+    def heartbeats(self, pick: int, count: int) -> None:
+        slot, worker = self._pick(pick)
+        for _ in range(count):
+            if worker.sequence is not None:
+                assert self.sketch.apply_delta(slot, worker.incarnation or 0, worker.sequence, NONE, NONE)
+                worker.delta(worker.sequence, [], [])
+
+    @rule(pick=PICKS, restarts=st.booleans(), skips=st.sampled_from([-1, 1]), added=BLOCK_SETS)
+    def gap(self, pick: int, restarts: bool, skips: int, added: list[str]) -> None:
+        slot, worker = self._pick(pick)
+        incarnation = (worker.incarnation or 0) + restarts
+        sequence = (worker.sequence or 0) + bool(added) + skips
+        assert not self.sketch.apply_delta(slot, incarnation, sequence, NONE, blocks(*added))
+        self._meet(slot, incarnation).lose_truth()
+
+    @rule(pick=PICKS, capacity=st.integers(0, 8))
+    def set_capacity(self, pick: int, capacity: int) -> None:
+        slot, worker = self._pick(pick)
         self.sketch.set_capacity(slot, capacity)
         taught = worker.modelled < worker.capacity
         worker.modelled = min(max(worker.modelled, capacity // 2), capacity) if taught else capacity
@@ -288,6 +287,9 @@ class SketchMachine(RuleBasedStateMachine):
             self.sketch.detach(slot)
         assert self.sketch.num_blocks == 0
 
+    def _pick(self, pick: int) -> tuple[int, ModelWorker]:
+        return sorted(self.workers.items())[pick % len(self.workers)]
+
     def _meet(self, slot: int, incarnation: int) -> ModelWorker:
         """The model's side of a new incarnation."""
         worker = self.workers[slot]
@@ -302,7 +304,7 @@ def prefixes(letters: str) -> list[str]:
 
 
 TestSketchMachine = SketchMachine.TestCase
-TestSketchMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestSketchMachine.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 def test_the_blocks_of_a_chain_are_those_of_its_prefixes() -> None:
