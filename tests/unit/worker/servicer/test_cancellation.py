@@ -195,3 +195,19 @@ async def test_ids_match_exactly() -> None:
         assert (newer.reason, len(newer.token_ids)) == ("LENGTH", 5)
         assert await found(ids[1]), "still running"
         assert (await collect(calls[1])).reason == "ABORT"
+
+
+async def test_a_request_that_has_ended_is_not_found_although_its_client_has_not_read_on() -> None:
+    """Behaviour 7: a late abort hits nobody."""
+    engine = FakeEngine()
+    async with sim_worker(engine=engine, serving=False) as worker:
+        engine.become_ready()
+        intake = Intake("sim-model", Tokenizer(byte_spec()), GatedExecutor(), default_max_new_tokens=16)
+        prepared = await intake.prepare(request([1]), worker.requests.require_serving())
+        generation = worker.requests.start(request([1]), prepared, arrived_s=0.0)
+        assert worker.requests.abort(generation.identity.execution_id)
+        await until(lambda: generation.outcome is Outcome.ABORTED)
+        assert not worker.requests.abort(generation.identity.execution_id)
+        worker.requests.end(generation, Outcome.CANCELLED)
+        assert generation.outcome is Outcome.ABORTED, "the first outcome stands"
+        assert outcomes(worker, Outcome.CANCELLED) == 0

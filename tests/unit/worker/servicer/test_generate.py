@@ -111,6 +111,22 @@ async def test_a_stop_string_ends_the_generation_and_is_not_in_the_text(
     await until(lambda: worker.engine.num_open == 0)
 
 
+async def test_tokens_that_came_with_the_stop_string_but_after_it_do_not_count() -> None:
+    """Behaviour 37: also when one message of the engine brings them all."""
+    engine = FakeEngine()
+    async with sim_worker(engine=engine, serving=False) as worker, open_channel(worker.address) as channel:
+        engine.become_ready()
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request("hello", stop=["XY"]))
+        await until(lambda: len(engine.submits) == 1)
+        uid = engine.submits[0].uid
+        engine.admit(uid)
+        engine.output(uid, *b"abXYcd")
+        answer = await collect(call)
+    assert (bytes(answer.token_ids), answer.text, answer.reason) == (b"abXY", "ab", "STOP")
+    assert answer.finished.usage.completion_tokens == 4
+    assert engine.aborted_uids == [uid]
+
+
 async def test_nothing_follows_the_end_although_a_step_was_in_flight(stub: inference_pb2_grpc.InferenceStub) -> None:
     """Behaviour 4: step N+1 is launched before it is known that step N ends the request; its token is never sent."""
     whole = await generate(stub, "go on", max_new_tokens=200, ignore_eos=True)

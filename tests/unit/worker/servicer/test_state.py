@@ -211,6 +211,22 @@ async def test_a_watcher_that_falls_behind_gets_a_digest(engine: FakeEngine) -> 
         assert after.sequence == before.sequence + after.HasField("delta")
 
 
+async def test_a_change_of_status_does_not_wait_for_the_next_update(engine: FakeEngine) -> None:
+    metrics = WorkerMetrics(BuildInfo("0", "w", "m", "sim"))
+    async with StateFeed(engine, metrics, update_s=60, heartbeat_s=60) as feed, asyncio.timeout(5):
+        with feed.watch() as watcher:
+            seen = [(await anext(watcher)).status]
+            for act in (engine.become_ready, feed.drain, engine.crash):
+                act()
+                seen.append((await anext(watcher)).status)
+    assert [worker_pb2.WorkerStatus.Name(status).removeprefix("WORKER_STATUS_") for status in seen] == [
+        "LOADING",
+        "SERVING",
+        "DRAINING",
+        "FAILED",
+    ]
+
+
 async def test_state_streams_end_when_the_worker_stops(engine: FakeEngine) -> None:
     async with AsyncExitStack() as client:
         async with sim_worker(engine=engine, serving=False) as worker:
