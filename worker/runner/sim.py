@@ -48,17 +48,28 @@ class CostModel(msgspec.Struct, frozen=True):
     decode_token_s: float = 2e-5
     context_token_s: float = 4.5e-8
     """Each pair of a decode and a token of its context, whose KV it reads."""
+    prefill_context_token_s: float = 0.0
+    """Each pair of a prefilled token and a token up to it, to which it attends: what makes long prompts dear."""
 
     def duration_s(self, plan: StepPlan) -> float:
         """How long `plan` takes."""
         num_decodes = int(plan.relayed.sum())
         context = int((plan.starts[plan.relayed] + 1).sum())
-        return (
-            self.step_s
-            + self.prefill_token_s * (plan.num_tokens - num_decodes)
-            + self.decode_token_s * num_decodes
-            + self.context_token_s * context
+        base_s = self.step_s + self.decode_token_s * num_decodes + self.context_token_s * context
+        if num_decodes == plan.num_sequences:
+            return base_s
+        lengths, starts = plan.lengths[~plan.relayed].astype(np.int64), plan.starts[~plan.relayed]
+        pairs = int((lengths * starts + lengths * (lengths + 1) // 2).sum())
+        prefill_s = self.prefill_token_s * int(lengths.sum()) + self.prefill_context_token_s * pairs
+        return base_s + prefill_s
+
+    def decode_durations_s(self, num_decodes: int, context: int, num_steps: int) -> npt.NDArray[np.float64]:
+        """The same for each of `num_steps` steps in a row that only decode; `context`: tokens read by the first."""
+        contexts = (context + num_decodes * np.arange(num_steps)).astype(np.float64)
+        durations: npt.NDArray[np.float64] = (
+            self.step_s + self.decode_token_s * num_decodes + self.context_token_s * contexts
         )
+        return durations
 
 
 class SimRunnerConfig(msgspec.Struct, frozen=True, tag="sim"):

@@ -38,6 +38,7 @@ from worker.scheduling.assembly import Launched, Piece, assemble, row_start
 from worker.scheduling.counters import Counters
 from worker.scheduling.holdings import Holdings
 from worker.scheduling.invariants import check_all
+from worker.scheduling.leap import TokensAhead, leap, steps_ahead
 from worker.scheduling.limits import Limits
 from worker.scheduling.prefill import plan_chunks
 from worker.scheduling.request import Request, State
@@ -130,6 +131,37 @@ class Scheduler:
                 self._settle(piece, token_id)
             if request in self._leaving and not request.in_flight:
                 self._retire(request)
+
+    def steps_ahead(self) -> int:
+        """Steps that are sure to only decode, so that `leap` may do them at once; 0 while a step is in flight."""
+        if self._launched:
+            return 0
+        may_admit = len(self._admission.queue) > 0 and self.holdings.table.free_rows > 0
+        return steps_ahead(self._running.values(), self.holdings, may_admit=may_admit)
+
+    def leap(self, num_steps: int, tokens_ahead: TokensAhead) -> None:
+        """Decode `num_steps` steps, at most `steps_ahead`, as planning and committing each would. For simulations.
+
+        The front is told nothing of it: who leaps knows the tokens.
+        """
+        assert num_steps <= self.steps_ahead(), "a leap over steps that may do more than decode"
+        leap(self._running.values(), self.holdings, num_steps, tokens_ahead)
+        self._num_planned += num_steps
+        for _ in range(num_steps):
+            self._admission.growth_share.stepped()
+        num_tokens = num_steps * len(self._running)
+        self.counters.computed_tokens += num_tokens
+        self.counters.generated_tokens += num_tokens
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold memory and have not ended."""
+        return len(self._running)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that a step reads in which every running request decodes."""
+        return sum(request.planned + 1 for request in self._running.values())
 
     def drain(self) -> StepOutputs | None:
         """All that the front has not been told yet, in order; None when there is nothing."""

@@ -217,6 +217,30 @@ class TestTime:
     def test_the_cost_is_linear(self) -> None:
         assert self.cost.duration_s(self.plan()) == pytest.approx(1.0 + 5 * 0.1 + 0.01 + 10 * 0.001)
 
+    def test_a_prompt_attends_to_all_before_it(self) -> None:
+        cost = msgspec.structs.replace(self.cost, prefill_context_token_s=0.0001)
+        plan = msgspec.structs.replace(self.plan(), starts=np.array([9, 20], dtype=np.int32))
+        attended = 21 + 22 + 23 + 24 + 25
+        assert cost.duration_s(plan) == pytest.approx(self.cost.duration_s(plan) + attended * 0.0001)
+
+    def test_decode_steps_in_a_row_cost_what_each_costs(self) -> None:
+        def decodes(step: int) -> StepPlan:
+            return StepPlan(
+                step=step,
+                starts_rows=(),
+                rows=np.array([0, 1], dtype=np.int32),
+                starts=np.array([9 + step, 4 + step], dtype=np.int32),
+                lengths=np.ones(2, dtype=np.int32),
+                samples=np.ones(2, dtype=np.bool_),
+                relayed=np.ones(2, dtype=np.bool_),
+                input_ids=np.zeros(2, dtype=np.int32),
+                slots=np.arange(2, dtype=np.int32),
+            )
+
+        cost = CostModel(step_s=0.0061, decode_token_s=3.3e-5, context_token_s=5.1e-8)
+        together = cost.decode_durations_s(2, 15, 50).tolist()
+        assert together == [cost.duration_s(decodes(step)) for step in range(50)]
+
     def test_virtual_time_moves_on(self) -> None:
         clock = ManualClock(100.0)
         runner = SimRunner(msgspec.structs.replace(CONFIG, cost=self.cost, verify=False, load_s=7.0), clock)
