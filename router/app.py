@@ -194,14 +194,19 @@ async def _truthful_health(health: Health, registry: WorkerRegistry, changed: as
 
 
 def _sample(registry: WorkerRegistry, sketch: Sketch, clock: Clock) -> FleetSample:
-    return FleetSample([_worker_sample(worker, clock) for worker in registry.workers], sketch.num_blocks)
+    samples: dict[str, WorkerSample] = {}
+    for worker in registry.workers:
+        # Two addresses of one worker must not export one name twice.
+        name = worker.address if worker.name in samples else worker.name
+        samples[name] = _worker_sample(worker, name, clock)
+    return FleetSample(tuple(samples.values()), sketch.num_blocks)
 
 
-def _worker_sample(worker: WorkerState, clock: Clock) -> WorkerSample:
+def _worker_sample(worker: WorkerState, name: str, clock: Clock) -> WorkerSample:
     status = worker.effective_status.value if worker.connected else "disconnected"
     view = worker.view
     return WorkerSample(
-        worker=worker.name,
+        worker=name,
         status=status if worker.facts else "unknown",
         eligible=not worker.ineligible_reason,
         approximate=worker.approximate,

@@ -62,7 +62,7 @@ class Prompts:
         name = name or models[0]
         if name not in models:
             raise UnknownModel(f"no model is called {name!r}; served are {', '.join(models)}")
-        workers = self._registry.serving(name)
+        workers = self._registry.group(name).workers
         # Workers that are in use decide where they disagree; among those, the longest context.
         best = max(workers, key=lambda worker: (not worker.ineligible_reason, worker.max_context_tokens))
         assert best.facts is not None, "a worker that serves a model has told its facts"

@@ -19,6 +19,7 @@ from router.index import Sketch
 from router.metrics import RouterMetrics
 from router.policies import Policy
 from router.view import Ranking, RequestView, ineligible_reason
+from router.workers.group import ModelGroup
 from router.workers.state import WorkerState
 
 RETRY_AFTER_S = 1.0
@@ -49,8 +50,8 @@ class Explanation:
 class Workers(Protocol):
     """Where the workers of a model are found: the registry."""
 
-    def serving(self, model: str) -> Sequence[WorkerState]:
-        """Workers of this model, in whatever state they are."""
+    def group(self, model: str) -> ModelGroup:
+        """The workers of this model."""
         ...
 
 
@@ -70,7 +71,9 @@ class Chooser:
     def choose(self, request: PreparedRequest, *, excluded: Collection[WorkerState] = ()) -> Lease:
         """Choose a worker not in `excluded` and book the request there. Raises Unavailable when there is none."""
         began_s = perf_counter()
-        workers = [worker for worker in self._suitable(request) if worker not in excluded]
+        workers = self._registry.group(request.model).suitable(request.prompt_tokens, request.fingerprint)
+        if excluded:
+            workers = [worker for worker in workers if worker not in excluded]
         view = self._view(request)
         ranking = self._policy.rank(view, [worker.view for worker in workers], self._random)
         chosen = next((worker for worker in workers if worker.slot == ranking.slot), None)
@@ -81,7 +84,7 @@ class Chooser:
             policy=self._policy.name,
             reason=ranking.reason,
             predicted_cached_tokens=view.matched_tokens(chosen.slot),
-            reachable_cached_tokens=max(view.matched_tokens(slot) for slot in ranking.costs),
+            reachable_cached_tokens=_most_matched_tokens(view, ranking),
         )
         lease = Lease(request, chosen, decision, number=self._bookings, sketch=self._sketch, metrics=self._metrics)
         self._metrics.decisions.labels(ranking.reason).inc()
@@ -90,8 +93,8 @@ class Chooser:
 
     def explain(self, request: PreparedRequest) -> Explanation:
         """What `choose` would do now. Books nothing and changes nothing."""
-        workers = self._registry.serving(request.model)
-        suitable = self._suitable(request)
+        group = self._registry.group(request.model)
+        suitable = group.suitable(request.prompt_tokens, request.fingerprint)
         view = self._view(request)
         # A copy: an explanation must not change what the next choice draws.
         random = Random()  # noqa: S311
@@ -101,14 +104,10 @@ class Chooser:
             policy=self._policy.name,
             reason=ranking.reason,
             worker=next((worker for worker in suitable if worker.slot == ranking.slot), None),
-            candidates=[_report(worker, request, view, ranking, suitable=worker in suitable) for worker in workers],
+            candidates=[
+                _report(worker, request, view, ranking, suitable=worker in suitable) for worker in group.workers
+            ],
         )
-
-    def _suitable(self, request: PreparedRequest) -> list[WorkerState]:
-        """Workers that understand the tokens; if some have a context long enough, only those."""
-        workers = [worker for worker in self._registry.serving(request.model) if worker.speaks(request.fingerprint)]
-        roomy = [worker for worker in workers if worker.max_context_tokens > request.prompt_tokens]
-        return roomy or workers
 
     def _view(self, request: PreparedRequest) -> RequestView:
         matched = self._sketch.match(request.block_hashes)
@@ -118,6 +117,11 @@ class Chooser:
         reasons = sorted(f"{worker.name}: {worker.ineligible_reason or 'no room'}" for worker in workers)
         known = f" ({', '.join(reasons[:5])})" if reasons else ""
         return Unavailable(f"no worker can take a request for {request.model} now{known}", retry_after_s=RETRY_AFTER_S)
+
+
+def _most_matched_tokens(view: RequestView, ranking: Ranking) -> int:
+    matched = view.matched_blocks
+    return view.matched_tokens(max(ranking.costs, key=matched.__getitem__))
 
 
 def _report(

@@ -40,6 +40,11 @@ class Breaker:
         self._probing = False
 
     @property
+    def is_closed(self) -> bool:
+        """Nothing is held against the worker."""
+        return self._opened_at_s is None
+
+    @property
     def state(self) -> BreakerState:
         """Where the breaker stands now."""
         if self._opened_at_s is None:

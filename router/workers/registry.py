@@ -18,11 +18,13 @@ from radixfleet.errors import InvalidRequest, UnknownWorker
 from radixfleet.v1 import worker_pb2
 from router.workers.breaker import Breaker
 from router.workers.connection import WorkerConnection
+from router.workers.group import ModelGroup, model_groups
 from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
 
 _ADDRESS = re.compile(r"(\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _IDLE_POLL_S = 0.2
+_NOBODY = ModelGroup()
 
 _log = structlog.get_logger("radixfleet.router.workers")
 
@@ -38,7 +40,7 @@ class WorkerRegistry:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._configured = frozenset(around.settings.workers)
         self._leaving: set[asyncio.Task[None]] = set()
-        self._by_model: dict[str, tuple[WorkerState, ...]] | None = None
+        self._groups: dict[str, ModelGroup] | None = None
 
     def start(self) -> None:
         """Dial the configured workers."""
@@ -61,11 +63,11 @@ class WorkerRegistry:
     @property
     def models(self) -> tuple[str, ...]:
         """Names of the models that known workers serve, in order."""
-        return tuple(sorted(self._models()))
+        return tuple(sorted(self._by_model()))
 
-    def serving(self, model: str) -> tuple[WorkerState, ...]:
-        """Workers of this model, in whatever state they are."""
-        return self._models().get(model, ())
+    def group(self, model: str) -> ModelGroup:
+        """The workers of this model."""
+        return self._by_model().get(model, _NOBODY)
 
     def get(self, name: str) -> WorkerState:
         """The worker with this id, or at this address. Raises UnknownWorker."""
@@ -119,17 +121,13 @@ class WorkerRegistry:
         _log.info("draining worker", worker=worker.name, grace_s=grace_s)
         return await self._connections[worker.address].drain(grace_s)
 
-    def _models(self) -> dict[str, tuple[WorkerState, ...]]:
-        if self._by_model is None:
-            by_model: dict[str, list[WorkerState]] = {}
-            for worker in self.workers:
-                if worker.facts is not None and worker.facts.model.model:
-                    by_model.setdefault(worker.facts.model.model, []).append(worker)
-            self._by_model = {model: tuple(workers) for model, workers in by_model.items()}
-        return self._by_model
+    def _by_model(self) -> dict[str, ModelGroup]:
+        if self._groups is None:
+            self._groups = model_groups(self.workers)
+        return self._groups
 
     def _changed(self) -> None:
-        self._by_model = None
+        self._groups = None
         self._settle_duplicates()
         used = {worker.facts.model.tokenizer_fingerprint for worker in self.workers if worker.facts is not None}
         self._around.tokenizers.keep_only(used)

@@ -13,7 +13,7 @@ from radixfleet.types import Capacity, Incarnation, Load, MemoryPools, ModelInfo
 from router.index import Sketch
 from router.view import WorkerView
 from router.workers.books import Booking, Books
-from router.workers.breaker import Breaker, BreakerState
+from router.workers.breaker import Breaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class WorkerState:
     def view(self) -> WorkerView:
         """What policies see. A breaker that is not closed changes with time, so then the view is never kept."""
         view = self._view
-        if view is None or self.breaker.state is not BreakerState.CLOSED:
+        if view is None or not self.breaker.is_closed:
             view = self._view = self._make_view()
         return view
 

@@ -11,7 +11,7 @@ from radixfleet.answers import Delta
 from radixfleet.errors import Unavailable, UnknownWorker
 from radixfleet.types import Load, TokenArray, WorkerStatus
 from tests.support.fake_worker import FakeWorker, Script
-from tests.support.router_fixture import Fleet, fake_worker, running_fleet
+from tests.support.router_fixture import Fleet, fake_worker, running_fleet, scrape
 from tests.support.waiting import until
 
 PROMPT: TokenArray = (np.arange(8 * 64) % 250).astype(np.uint32)
@@ -91,6 +91,9 @@ async def test_one_worker_reached_by_two_addresses_is_one_worker() -> None:
         assert fleet.eligible() == ["w0"]
         entries = await fleet.client.list_workers()
         assert sorted(entry.ineligible_reason for entry in entries) == ["", f"the same worker as {worker.address}"]
+        samples = await asyncio.to_thread(scrape, fleet.router)
+        assert samples["radixfleet_router_worker_eligible{worker=w0}"] == 1
+        assert samples[f"radixfleet_router_worker_eligible{{worker=localhost:{worker.port}}}"] == 0
 
 
 async def test_a_router_that_joins_late_gets_all_that_is_cached() -> None:

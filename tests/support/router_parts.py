@@ -18,6 +18,7 @@ from router.index import Sketch
 from router.metrics import RouterMetrics
 from router.policies import make_policy
 from router.workers.breaker import Breaker
+from router.workers.group import ModelGroup, model_groups
 from router.workers.listener import LeasePhase
 from router.workers.state import WorkerFacts, WorkerState
 
@@ -84,6 +85,7 @@ class Parts:
     workers: list[WorkerState] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._groups: dict[str, ModelGroup] | None = None
         for index in range(self.num_workers):
             self.add(f"w{index}")
         self.chooser = Chooser(self, self.sketch, make_policy(self.policy), self.metrics, Random(1))
@@ -99,9 +101,12 @@ class Parts:
         self.workers.append(state)
         return state
 
-    def serving(self, model: str) -> tuple[WorkerState, ...]:
+    def group(self, model: str) -> ModelGroup:
         """As the registry does."""
-        return tuple(worker for worker in self.workers if worker.facts and worker.facts.model.model == model)
+        if self._groups is None or self._grouped != [worker.facts for worker in self.workers]:
+            self._grouped = [worker.facts for worker in self.workers]
+            self._groups = model_groups(self.workers)
+        return self._groups[model]
 
     def check_settled(self) -> None:
         """No counter kept anything of a request."""

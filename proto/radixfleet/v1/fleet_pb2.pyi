@@ -327,6 +327,7 @@ class DrainWorkerRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     GRACE_S_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """The worker's id, or the address that the router knows it by."""
     grace_s: _builtins.float
     def __init__(
         self,
@@ -350,6 +351,7 @@ class RemoveRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
+    """The worker's id, or the address that the router knows it by, which is all there is while it has never answered."""
     def __init__(
         self,
         *,
