@@ -44,7 +44,7 @@ async def test_the_worker_gets_tokens_and_the_client_gets_its_replies_with_the_d
         assert (sent.request_id, sent.model, sent.cache_salt, sent.priority) == ("mine", "fake-model", "tenant", 3)
         assert sent.sampling.max_new_tokens == 7
         assert call.time_remaining_s is not None
-        assert 7.0 < call.time_remaining_s <= 9.0
+        assert 7.0 < call.time_remaining_s < 9.2  # gRPC rounds up
         started = events[0]
         assert isinstance(started, Started)
         assert (started.request_id, started.worker_id, started.prompt_tokens) == ("mine", "w0", 300)
