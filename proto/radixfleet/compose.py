@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from radixfleet import convert
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import ChatMessage, ChatPrompt, TokenArray
+from radixfleet.types import ChatMessage, ChatPrompt, GrammarKind, TokenArray
 from radixfleet.v1 import inference_pb2
 
 PromptInput: TypeAlias = str | Sequence[int] | TokenArray | Sequence[ChatMessage | Mapping[str, str]] | ChatPrompt
@@ -30,6 +31,18 @@ class SamplingOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     skip_special_tokens: bool
+    frequency_penalty: float
+    presence_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    logprobs: int
+    prompt_logprobs: int
+    n: int
+    json_schema: str | Mapping[str, Any]
+    """One of this and the three below, at most: what the answer must be like."""
+    json_object: bool
+    regex: str
+    lark: str
 
 
 class RequestOptions(SamplingOptions, total=False):
@@ -43,6 +56,7 @@ class RequestOptions(SamplingOptions, total=False):
 
 
 _SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)
+_GRAMMAR_NAMES = frozenset(kind.value for kind in GrammarKind)
 
 
 def generate_request(prompt: PromptInput, options: RequestOptions) -> inference_pb2.GenerateRequest:
@@ -51,6 +65,9 @@ def generate_request(prompt: PromptInput, options: RequestOptions) -> inference_
     rest = {name: value for name, value in options.items() if name not in _SAMPLING_NAMES and value is not None}
     if isinstance(sampling.get("stop"), str):
         sampling["stop"] = [sampling["stop"]]
+    grammar = {name: sampling.pop(name) for name in _GRAMMAR_NAMES & sampling.keys()}
+    if grammar:
+        sampling["grammar"] = _grammar(grammar)
     for index, text in enumerate(_strings(sampling.get("stop"))):
         utf8(text, f"sampling.stop[{index}]")
     for name, value in rest.items():
@@ -65,6 +82,22 @@ def generate_request(prompt: PromptInput, options: RequestOptions) -> inference_
         )
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the request cannot be sent: {error}") from error
+
+
+def _grammar(options: dict[str, Any]) -> inference_pb2.Grammar:
+    if len(options) > 1:
+        names = ", ".join(sorted(options))
+        raise InvalidRequest(f"an answer can have one grammar; {names} are set", field="sampling.grammar")
+    ((name, value),) = options.items()
+    field = f"sampling.grammar.{name}"
+    if name == GrammarKind.JSON_OBJECT:
+        return inference_pb2.Grammar(json_object=bool(value))
+    if name == GrammarKind.JSON_SCHEMA and isinstance(value, Mapping):
+        try:
+            value = json.dumps(value, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{field} cannot be written as JSON: {error}", field=field) from error
+    return inference_pb2.Grammar(**{name: utf8(value, field)})  # type: ignore[arg-type]  # a field's name
 
 
 def _strings(value: object) -> Sequence[str]:

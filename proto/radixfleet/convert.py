@@ -1,4 +1,5 @@
-"""Between the wire (generated protobuf) and the values of `types`. Everything a client sends is validated here, once.
+"""Between the wire (generated protobuf) and the values of `types`. What a client sends is validated here, once, but for
+sampling parameters, which `radixfleet.sampling` reads.
 
 Router and worker call the same functions, so every entry refuses the same things with the same words: InvalidRequest,
 with the path of the field as the .proto names it.
@@ -7,8 +8,7 @@ with the path of the field as the .proto names it.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -24,7 +24,6 @@ from radixfleet.types import (
     MemoryPools,
     ModelInfo,
     PromptForm,
-    SamplingParams,
     TokenArray,
     Usage,
     WorkerStatus,
@@ -36,99 +35,8 @@ if TYPE_CHECKING:
 
 ValueT = TypeVar("ValueT", bound="DataclassInstance")
 
-MAX_TEMPERATURE = 100.0
-MAX_STOP_STRINGS = 16
-MAX_STOP_BYTES = 1024
-MAX_STOP_TOKEN_IDS = 1024
-MAX_TOKENS = 2**31 - 1
-"""No context is longer; beyond it, arithmetic with lengths would overflow."""
 MAX_NAME_BYTES = 1024
 """Of request_id, model, cache_salt and lease_id."""
-
-
-def sampling_params(
-    message: inference_pb2.SamplingParams, *, vocab_size: int | None = None, field: str = "sampling"
-) -> SamplingParams:
-    """Validated parameters with every default filled in. Without `vocab_size`, token ids are not held against it."""
-    sampling = SamplingParams(
-        temperature=_bounded(message, field, "temperature", default=1.0, low=0.0, high=MAX_TEMPERATURE),
-        top_p=_bounded(message, field, "top_p", default=1.0, low=0.0, high=1.0),
-        top_k=max(message.top_k, 0),
-        min_p=_bounded(message, field, "min_p", default=0.0, low=0.0, high=1.0),
-        seed=message.seed if message.HasField("seed") else None,
-        max_new_tokens=message.max_new_tokens if message.HasField("max_new_tokens") else None,
-        min_new_tokens=message.min_new_tokens,
-        stop=_stop_strings(message.stop, f"{field}.stop"),
-        stop_token_ids=tuple(dict.fromkeys(message.stop_token_ids)),
-        ignore_eos=message.ignore_eos,
-        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
-    )
-    if sampling.top_p == 0.0:
-        raise InvalidRequest(f"{field}.top_p must be greater than 0 and at most 1", field=f"{field}.top_p")
-    if message.top_k < -1:
-        raise InvalidRequest(f"{field}.top_k must be at least 1, or 0 or -1 to keep all", field=f"{field}.top_k")
-    _check_lengths(sampling, field)
-    _check_stop_ids(sampling.stop_token_ids, vocab_size, f"{field}.stop_token_ids")
-    return sampling
-
-
-def sampling_to_pb(sampling: SamplingParams) -> inference_pb2.SamplingParams:
-    """The message that `sampling_params` turns back into `sampling`."""
-    return inference_pb2.SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.min_new_tokens,
-        stop=sampling.stop,
-        stop_token_ids=sampling.stop_token_ids,
-        ignore_eos=sampling.ignore_eos,
-        skip_special_tokens=sampling.skip_special_tokens,
-    )
-
-
-def _bounded(
-    message: inference_pb2.SamplingParams, field: str, name: str, *, default: float, low: float, high: float
-) -> float:
-    if not message.HasField(name):  # type: ignore[arg-type]  # the stubs want a literal
-        return default
-    value: float = getattr(message, name)
-    if not math.isfinite(value) or not low <= value <= high:
-        path = f"{field}.{name}"
-        raise InvalidRequest(f"{path} must be a number from {low:g} to {high:g}, got {value!r}", field=path)
-    return value + 0.0  # -0.0 becomes 0.0
-
-
-def _stop_strings(stop: Iterable[str], field: str) -> tuple[str, ...]:
-    strings = tuple(dict.fromkeys(stop))
-    if len(strings) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"{field} has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed", field=field)
-    for index, text in enumerate(strings):
-        if not 1 <= len(text.encode()) <= MAX_STOP_BYTES:
-            path = f"{field}[{index}]"
-            raise InvalidRequest(f"{path} must have 1 to {MAX_STOP_BYTES} bytes, has {len(text.encode())}", field=path)
-    return strings
-
-
-def _check_lengths(sampling: SamplingParams, field: str) -> None:
-    path = f"{field}.max_new_tokens"
-    if sampling.max_new_tokens is not None and not 1 <= sampling.max_new_tokens <= MAX_TOKENS:
-        raise InvalidRequest(f"{path} must be from 1 to {MAX_TOKENS}, got {sampling.max_new_tokens}", field=path)
-    path = f"{field}.min_new_tokens"
-    limit = MAX_TOKENS if sampling.max_new_tokens is None else sampling.max_new_tokens
-    if sampling.min_new_tokens > limit:
-        raise InvalidRequest(
-            f"{path} is {sampling.min_new_tokens}, more than max_new_tokens allows ({limit})", field=path
-        )
-
-
-def _check_stop_ids(ids: tuple[int, ...], vocab_size: int | None, field: str) -> None:
-    if len(ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequest(f"{field} has {len(ids)} ids; at most {MAX_STOP_TOKEN_IDS} are allowed", field=field)
-    if vocab_size is not None and ids and max(ids) >= vocab_size:
-        raise InvalidRequest(f"{field} holds {max(ids)}, but the model's ids end at {vocab_size - 1}", field=field)
 
 
 def check_names(request: inference_pb2.GenerateRequest) -> None:

@@ -41,11 +41,29 @@ class WorkerStatus(StrEnum):
     FAILED = "failed"
 
 
+class GrammarKind(StrEnum):
+    """How a grammar is written; the values are the fields of the wire's `Grammar`."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a whole answer must be like."""
+
+    kind: GrammarKind
+    source: str
+    """Empty with JSON_OBJECT."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen and when a generation ends, validated and with every default filled in.
 
-    Made by `radixfleet.convert.sampling_params` and nowhere else, so that every entry refuses the same things.
+    Made by `radixfleet.sampling.sampling_params` and nowhere else, so that every entry refuses the same things.
     """
 
     temperature: float = 1.0
@@ -62,6 +80,18 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit), by ascending id."""
+    logprobs: int | None = None
+    """Tell log probabilities of new tokens, and of so many of the likeliest in their places. None: tell none."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
+    n: int = 1
+    """Completions of the same prompt."""
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

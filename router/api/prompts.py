@@ -15,6 +15,7 @@ from typing import TypeVar
 from radixfleet import convert
 from radixfleet.blocks import chain_hashes, namespace, seed_hash
 from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
+from radixfleet.sampling import sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import ModelInfo, PromptForm, TokenArray
 from radixfleet.v1 import inference_pb2
@@ -75,7 +76,7 @@ class Prompts:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""
         convert.check_names(request)
         model = self.model(request.model)
-        convert.sampling_params(request.sampling, vocab_size=model.info.vocab_size)
+        sampling_params(request.sampling, vocab_size=model.info.vocab_size)
         is_ids = request.prompt.WhichOneof("form") == "token_ids"
         if is_ids and request.prompt.ByteSize() <= _SMALL_PROMPT_BYTES:
             return _prepare(request, model)

@@ -16,6 +16,7 @@ import numpy as np
 
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
+from radixfleet.sampling import sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
@@ -90,7 +91,7 @@ class Intake:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _prepare(self, request: inference_pb2.GenerateRequest, ready: Ready) -> Prepared:
-        sampling = convert.sampling_params(request.sampling, vocab_size=self._tokenizer.vocab_size)
+        sampling = sampling_params(request.sampling, vocab_size=self._tokenizer.vocab_size)
         tokens = self._tokens(request.prompt)
         end_of_sequence = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
         return Prepared(

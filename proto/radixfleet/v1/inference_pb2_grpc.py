@@ -60,8 +60,17 @@ class InferenceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Generates one completion. Messages arrive in this order: one Started, any number of Delta, one Finished. A stream that
-        ends without Finished ended with an error status. Cancelling the call, or dropping the connection, stops the work.
+        """Generates one completion, or sampling.n of them. Messages arrive in this order:
+
+        one Started
+        any number of PromptLogprobs, only where sampling.prompt_logprobs asks for them
+        any number of Delta
+        one Finished, with usage
+
+        With n > 1, the Deltas of the completions 0 to n - 1 come mixed, each with its index, and each completion has one
+        Finished, after which nothing with its index follows. The last Finished of the stream, and no other, has usage, for all
+        completions together. A stream that ends without it ended with an error status, which is about all of them.
+        Cancelling the call, or dropping the connection, stops the work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,8 +40,17 @@ class InferenceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Generates one completion. Messages arrive in this order: one Started, any number of Delta, one Finished. A stream that
-    ends without Finished ended with an error status. Cancelling the call, or dropping the connection, stops the work.
+    """Generates one completion, or sampling.n of them. Messages arrive in this order:
+
+      one Started
+      any number of PromptLogprobs, only where sampling.prompt_logprobs asks for them
+      any number of Delta
+      one Finished, with usage
+
+    With n > 1, the Deltas of the completions 0 to n - 1 come mixed, each with its index, and each completion has one
+    Finished, after which nothing with its index follows. The last Finished of the stream, and no other, has usage, for all
+    completions together. A stream that ends without it ended with an error status, which is about all of them.
+    Cancelling the call, or dropping the connection, stops the work.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns a prompt into the token ids that Generate would compute on."""
@@ -54,8 +63,17 @@ class InferenceStub:
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates one completion. Messages arrive in this order: one Started, any number of Delta, one Finished. A stream that
-    ends without Finished ended with an error status. Cancelling the call, or dropping the connection, stops the work.
+    """Generates one completion, or sampling.n of them. Messages arrive in this order:
+
+      one Started
+      any number of PromptLogprobs, only where sampling.prompt_logprobs asks for them
+      any number of Delta
+      one Finished, with usage
+
+    With n > 1, the Deltas of the completions 0 to n - 1 come mixed, each with its index, and each completion has one
+    Finished, after which nothing with its index follows. The last Finished of the stream, and no other, has usage, for all
+    completions together. A stream that ends without it ended with an error status, which is about all of them.
+    Cancelling the call, or dropping the connection, stops the work.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns a prompt into the token ids that Generate would compute on."""
@@ -71,8 +89,17 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
-        """Generates one completion. Messages arrive in this order: one Started, any number of Delta, one Finished. A stream that
-        ends without Finished ended with an error status. Cancelling the call, or dropping the connection, stops the work.
+        """Generates one completion, or sampling.n of them. Messages arrive in this order:
+
+          one Started
+          any number of PromptLogprobs, only where sampling.prompt_logprobs asks for them
+          any number of Delta
+          one Finished, with usage
+
+        With n > 1, the Deltas of the completions 0 to n - 1 come mixed, each with its index, and each completion has one
+        Finished, after which nothing with its index follows. The last Finished of the stream, and no other, has usage, for all
+        completions together. A stream that ends without it ended with an error status, which is about all of them.
+        Cancelling the call, or dropping the connection, stops the work.
         """
 
     @_abc_1.abstractmethod

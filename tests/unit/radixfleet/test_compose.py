@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from radixfleet.compose import generate_request, prompt_to_pb
-from radixfleet.convert import prompt_form, sampling_params
+from radixfleet.compose import SamplingOptions, generate_request, prompt_to_pb
+from radixfleet.convert import prompt_form
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import ChatMessage, ChatPrompt
+from radixfleet.sampling import sampling_params
+from radixfleet.types import ChatMessage, ChatPrompt, Grammar, GrammarKind
 
 MESSAGES = (ChatMessage("user", "hé"), ChatMessage("assistant", ""))
 
@@ -118,6 +119,13 @@ def test_options_arrive():
         "stop_token_ids": [4],
         "ignore_eos": True,
         "skip_special_tokens": False,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {7: -3.0},
+        "logprobs": 2,
+        "prompt_logprobs": 0,
+        "n": 3,
         "request_id": "r",
         "model": "m",
         "cache_salt": "c",
@@ -130,8 +138,43 @@ def test_options_arrive():
     sampling = sampling_params(request.sampling)
     assert sampling.stop == ("one string",)
     assert sampling.stop_token_ids == (4,)
-    for name in set(options) & set(type(sampling).__slots__) - {"stop", "stop_token_ids"}:
+    for name in set(options) & set(type(sampling).__slots__) - {"stop", "stop_token_ids", "logit_bias"}:
         assert getattr(sampling, name) == options[name]
+    assert sampling.logit_bias == ((7, -3.0),)
+    sampling_options = set(options) - {"request_id", "model", "cache_salt", "priority", "lease_id"}
+    assert sampling_options | {kind.value for kind in GrammarKind} == set(SamplingOptions.__annotations__)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "source"),
+    [
+        ({"json_schema": '{"type": "string"}'}, GrammarKind.JSON_SCHEMA, '{"type": "string"}'),
+        ({"json_schema": {"enum": ["é"]}}, GrammarKind.JSON_SCHEMA, '{"enum": ["é"]}'),
+        ({"json_object": True}, GrammarKind.JSON_OBJECT, ""),
+        ({"regex": "a+", "lark": None}, GrammarKind.REGEX, "a+"),
+        ({"lark": 'start: "a"'}, GrammarKind.LARK, 'start: "a"'),
+    ],
+    ids=str,
+)
+def test_grammars_arrive(options, kind, source):
+    assert sampling_params(generate_request("x", options).sampling).grammar == Grammar(kind, source)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"regex": "a", "lark": "b"}, "sampling.grammar"),
+        ({"regex": "\ud800"}, "sampling.grammar.regex"),
+        ({"regex": 7}, "sampling.grammar.regex"),
+        ({"json_schema": {"enum": [b"no JSON"]}}, "sampling.grammar.json_schema"),
+    ],
+    ids=str,
+)
+def test_grammars_that_the_wire_cannot_carry(options, field):
+    """Behaviour 42: a lone surrogate among them."""
+    with pytest.raises(InvalidRequest) as caught:
+        generate_request("x", options)
+    assert caught.value.field == field
 
 
 def test_what_is_absent_or_none_is_left_to_the_server():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 
 from radixfleet import convert, types
-from radixfleet.convert import check_names, check_tokens, pack_tokens, prompt_form, sampling_params, unpack_tokens
+from radixfleet.convert import check_names, check_tokens, pack_tokens, prompt_form, unpack_tokens
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import ChatMessage, ChatPrompt, SamplingParams
+from radixfleet.types import ChatMessage, ChatPrompt
 from radixfleet.v1 import inference_pb2 as pb
 from radixfleet.v1 import worker_pb2
 
@@ -20,99 +19,6 @@ def refused(call, *args, **options) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
         call(*args, **options)
     return caught.value
-
-
-class TestSampling:
-    def test_defaults_are_those_that_the_proto_names(self):
-        assert sampling_params(pb.SamplingParams()) == SamplingParams(
-            temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, seed=None, max_new_tokens=None, skip_special_tokens=True
-        )
-
-    def test_what_is_set_is_kept(self):
-        expected = SamplingParams(
-            temperature=0.0,
-            top_p=0.5,
-            top_k=40,
-            min_p=0.25,
-            seed=2**64 - 1,
-            max_new_tokens=10,
-            min_new_tokens=10,
-            stop=("a", "é"),
-            stop_token_ids=(7, 3),
-            ignore_eos=True,
-            skip_special_tokens=False,
-        )
-        assert sampling_params(convert.sampling_to_pb(expected)) == expected
-
-    @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, -1e-9, 1e300, 100.1])
-    def test_floats_that_mean_nothing_are_refused(self, name, value):
-        """Behaviour 34: NaN, infinite, negative or absurd parameters are refused with the field's name."""
-        error = refused(sampling_params, pb.SamplingParams(**{name: value}))
-        assert error.field == f"sampling.{name}"
-        assert error.field in str(error)
-
-    @pytest.mark.parametrize(
-        ("fields", "field"),
-        [
-            ({"top_p": 0.0}, "sampling.top_p"),
-            ({"top_p": 1.0001}, "sampling.top_p"),
-            ({"min_p": 1.5}, "sampling.min_p"),
-            ({"top_k": -2}, "sampling.top_k"),
-            ({"top_k": -(2**31)}, "sampling.top_k"),
-            ({"max_new_tokens": 0}, "sampling.max_new_tokens"),
-            ({"max_new_tokens": 2**31}, "sampling.max_new_tokens"),
-            ({"max_new_tokens": 2**64 - 1}, "sampling.max_new_tokens"),
-            ({"max_new_tokens": 4, "min_new_tokens": 5}, "sampling.min_new_tokens"),
-            ({"min_new_tokens": 2**63}, "sampling.min_new_tokens"),
-            ({"stop": [""]}, "sampling.stop[0]"),
-            ({"stop": ["ok", "x" * 1025]}, "sampling.stop[1]"),
-            ({"stop": ["é" * 513]}, "sampling.stop[0]"),
-            ({"stop": [str(n) for n in range(17)]}, "sampling.stop"),
-            ({"stop_token_ids": range(1025)}, "sampling.stop_token_ids"),
-            ({"stop_token_ids": [5, 100]}, "sampling.stop_token_ids"),
-        ],
-    )
-    def test_refused_with_the_field(self, fields, field):
-        """Behaviours 34 and 40: max_new_tokens 0 among them."""
-        error = refused(sampling_params, pb.SamplingParams(**fields), vocab_size=100)
-        assert error.field == field
-        assert field in str(error)
-
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {"temperature": 100.0},
-            {"temperature": 5e-324},
-            {"top_p": 1e-9},
-            {"min_p": 1.0},
-            {"top_k": 2**31 - 1},
-            {"max_new_tokens": 1},
-            {"max_new_tokens": 99_999_999},
-            {"stop": ["x" * 1024] * 16},
-            {"stop": [str(n) for n in range(16)]},
-            {"stop_token_ids": [0, 99]},
-        ],
-    )
-    def test_the_bounds_themselves_are_allowed(self, fields):
-        """Behaviour 40: whether 99,999,999 tokens fit is for the worker to say, who knows its pool."""
-        sampling_params(pb.SamplingParams(**fields), vocab_size=100)
-
-    @pytest.mark.parametrize(("given", "expected"), [(-1, 0), (0, 0), (1, 1)])
-    def test_top_k_of_minus_one_keeps_all(self, given, expected):
-        assert sampling_params(pb.SamplingParams(top_k=given)).top_k == expected
-
-    def test_repeated_stops_count_once(self):
-        sampling = sampling_params(pb.SamplingParams(stop=["b", "a", "b"] * 10, stop_token_ids=[2, 1, 2]))
-        assert sampling.stop == ("b", "a")
-        assert sampling.stop_token_ids == (2, 1)
-
-    def test_minus_zero_is_greedy(self):
-        assert math.copysign(1, sampling_params(pb.SamplingParams(temperature=-0.0)).temperature) == 1
-
-    def test_the_field_is_named_from_where_it_stands(self):
-        error = refused(sampling_params, pb.SamplingParams(min_p=2), field="request.sampling")
-        assert error.field == "request.sampling.min_p"
 
 
 class TestTokens:
