@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
+import numpy as np
+
 from radixfleet import convert
 from radixfleet.blocks import chain_hashes, namespace, seed_hash
 from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
@@ -114,7 +116,9 @@ def _tokens(prompt: inference_pb2.Prompt, model: ServedModel) -> TokenArray:
 def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel) -> PreparedRequest:
     tokens = _tokens(request.prompt, model)
     seed = seed_hash(namespace(model.info.model, request.cache_salt))
-    hashes: HashArray = chain_hashes(seed, tokens)
+    # A prompt whose log probabilities are asked for is computed whole, so no worker is cheaper for what it has cached.
+    is_cacheable = not request.sampling.HasField("prompt_logprobs")
+    hashes: HashArray = chain_hashes(seed, tokens) if is_cacheable else np.zeros(0, dtype=np.uint64)
     is_ids = request.prompt.WhichOneof("form") == "token_ids"
     return PreparedRequest(
         request_id=request.request_id,

@@ -25,7 +25,7 @@ from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.types import TokenArray
 from router.dispatch.chooser import Chooser
-from router.dispatch.lease import Decision, Lease, Verdict
+from router.dispatch.lease import NO_TOKENS, Decision, Lease, Verdict
 from router.dispatch.link import LinkFailure, Reply, WorkerLink
 from router.dispatch.record import RequestLog, RequestRecord
 from router.dispatch.request import PreparedRequest
@@ -52,16 +52,19 @@ class _Try:
     """One request on one worker."""
 
     lease: Lease
-    output: array[int] = field(default_factory=lambda: array("I"))
+    num_tokens: int = 0
+    """Generated so far, in all completions."""
+    first_output: array[int] = field(default_factory=lambda: array("I"))
+    """Of completion 0: the one that the next turn of a chat most likely continues."""
     held: Reply | None = None
     """Started, until there is something to send after it."""
     is_visible: bool = False
     """The client has been sent something of it."""
 
     @property
-    def tokens(self) -> TokenArray:
-        """What was generated so far."""
-        return np.frombuffer(self.output, dtype=np.uint32) if self.output else np.zeros(0, dtype=np.uint32)
+    def output(self) -> TokenArray:
+        """`first_output` as an array. The try must be over: an array that is looked at cannot grow."""
+        return np.frombuffer(self.first_output, dtype=np.uint32) if self.first_output else NO_TOKENS
 
 
 class Dispatcher:
@@ -136,7 +139,7 @@ class Dispatcher:
                 verdict = Verdict.FAILED
             raise
         finally:
-            lease.settle(verdict, attempt.tokens)
+            lease.settle(verdict, attempt.output)
 
     async def _take(self, reply: Reply, attempt: _Try, record: RequestRecord, send: Send) -> None:
         lease = attempt.lease
@@ -148,14 +151,16 @@ class Dispatcher:
         if reply.token_ids:
             lease.first_token()
             self._log.first_token(record)
-            attempt.output.extend(reply.token_ids)
-            record.output_tokens = len(attempt.output)
+            attempt.num_tokens += len(reply.token_ids)
+            record.output_tokens = attempt.num_tokens
+            if not reply.index:
+                attempt.first_output.extend(reply.token_ids)
         attempt.is_visible = True
         if attempt.held is not None:
             held, attempt.held = attempt.held, None
             await send(held, lease.decision, record.retries)
         await send(reply, lease.decision, record.retries)
-        record.is_complete = reply.kind == "finished"
+        record.is_complete = reply.kind == "end"
 
 
 def _is_harmless(failure: LinkFailure) -> bool:
@@ -167,7 +172,7 @@ def _is_harmless(failure: LinkFailure) -> bool:
 
 def _error(failure: LinkFailure, attempt: _Try) -> RadixfleetError:
     """What the client hears of a request that will not be tried again."""
-    delivered = len(attempt.output)
+    delivered = attempt.num_tokens
     if delivered and (failure.kind == "transport" or isinstance(failure.error, Unavailable)):
         return Unavailable(
             f"worker {attempt.lease.worker.name} was lost after {delivered} tokens: the answer is not complete",
@@ -186,5 +191,5 @@ def _warn(failure: LinkFailure, attempt: _Try) -> None:
         worker=attempt.lease.worker.name,
         kind=failure.kind,
         detail=str(failure),
-        delivered_tokens=len(attempt.output),
+        delivered_tokens=attempt.num_tokens,
     )

@@ -35,9 +35,13 @@ _STATUS_S = 1.0
 class Reply:
     """One message of a worker."""
 
-    kind: Literal["started", "delta", "finished"]
+    kind: Literal["started", "part", "end"]
+    """started: the first one. end: the last one, which has the usage. part: whatever comes between."""
     message: inference_pb2.GenerateResponse
     token_ids: Sequence[int] = ()
+    """New tokens in it."""
+    index: int = 0
+    """Which of the request's completions they belong to."""
     cached_tokens: int = 0
 
 
@@ -54,7 +58,7 @@ class WorkerLink(Protocol):
     """One worker, as dispatch sees it."""
 
     def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
-        """The worker's replies; the last one is "finished". Raises LinkFailure.
+        """The worker's replies; the last one is "end". Raises LinkFailure.
 
         The next reply is taken from the worker when it is asked for, so a slow reader holds the worker back. Closing
         the iterator ends the request at the worker.
@@ -77,12 +81,10 @@ class CallLink:
             while True:
                 message = await call.read()
                 if not isinstance(message, inference_pb2.GenerateResponse):
-                    raise _broken(self._worker, "the stream ended without Finished")
+                    raise _broken(self._worker, "the stream ended without its last message")
                 reply = _reply(message)
-                if reply is None:
-                    continue
                 yield reply
-                if reply.kind == "finished":
+                if reply.kind == "end":
                     await _end_of(call)
                     return
         except grpc.aio.AioRpcError as error:
@@ -136,12 +138,13 @@ def _in_own_words(error: grpc.aio.AioRpcError) -> bool:
     return any(key == "grpc-status-details-bin" for key, _ in trailers)
 
 
-def _reply(message: inference_pb2.GenerateResponse) -> Reply | None:
+def _reply(message: inference_pb2.GenerateResponse) -> Reply:
     kind = message.WhichOneof("event")
     if kind == "delta":
-        return Reply("delta", message, token_ids=message.delta.token_ids)
+        return Reply("part", message, token_ids=message.delta.token_ids, index=message.index)
     if kind == "started":
         return Reply("started", message, cached_tokens=message.started.cached_tokens)
-    if kind == "finished":
-        return Reply("finished", message)
-    return None
+    if kind == "finished" and message.finished.HasField("usage"):
+        return Reply("end", message)
+    # The end of one of several completions, log probabilities of the prompt, or what a later version says.
+    return Reply("part", message)

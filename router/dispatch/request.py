@@ -26,7 +26,7 @@ class PreparedRequest:
     seed: BlockHash
     """Where the chain of block hashes begins."""
     block_hashes: HashArray
-    """uint64 [len(tokens) // 64]."""
+    """uint64 [len(tokens) // 64]; empty when the worker may not use what it has cached."""
     fingerprint: int | None
     """Of the tokenizer that made the tokens: other tokenizers' workers cannot take them. None: the client sent ids."""
     message: inference_pb2.GenerateRequest

@@ -65,6 +65,22 @@ async def test_without_a_deadline_the_worker_gets_none() -> None:
         assert fleet.workers[0].calls[0].time_remaining_s is None
 
 
+async def test_all_completions_of_a_request_reach_the_client() -> None:
+    """Behaviour 43: each with its index; the one with the usage ends the stream."""
+    worker = fake_worker("w0", script=lambda _: Script(tokens=2, others=3))
+    async with running_fleet([worker]) as fleet, open_channel(fleet.router.address) as channel:
+        sampling = inference_pb2.SamplingParams(n=4)
+        request = inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(text="hello"), sampling=sampling)
+        replies = [reply async for reply in inference_pb2_grpc.InferenceStub(channel).Generate(request)]
+        assert worker.calls[0].request.sampling.n == 4
+        ends = [reply.index for reply in replies if reply.WhichOneof("event") == "finished"]
+        assert ends == [1, 2, 3, 0]
+        assert replies[-1].finished.HasField("usage")
+        assert sum(len(reply.delta.token_ids) for reply in replies) == 5
+        assert worker.count("finished") == 1
+        assert fleet.metric("requests_total", outcome="ok") == 1
+
+
 async def test_the_second_request_goes_where_the_first_left_its_prefix() -> None:
     async with running_fleet(4) as fleet:
         first = await fleet.client.complete("y" * 640)

@@ -42,6 +42,8 @@ class Script:
     """Tokens before `error` is raised; -1: before Started; 0: after Started."""
     finish: bool = True
     """False: the stream ends well, but without Finished."""
+    others: int = 0
+    """More completions beside the first: each has one Delta of its own and a Finished without usage."""
 
 
 @dataclass(slots=True, eq=False)
@@ -310,6 +312,9 @@ async def _answer(worker: FakeWorker, call: Call, script: Script) -> AsyncIterat
         call.tokens_sent += count
     if script.error is not None and call.tokens_sent >= script.error_after:
         raise script.error
+    for index in range(1, script.others + 1):
+        yield response(delta=inference_pb2.Delta(token_ids=[index], text="y"), index=index)
+        yield response(finished=inference_pb2.Finished(reason=inference_pb2.FINISH_REASON_STOP), index=index)
     await _pass(script.before_finish)
     if script.finish:
         usage = inference_pb2.Usage(

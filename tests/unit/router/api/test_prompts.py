@@ -116,6 +116,17 @@ async def test_text_is_tokenized_off_the_event_loop_and_short_ids_need_no_thread
     assert threads.jobs == 2
 
 
+async def test_a_prompt_that_must_be_computed_whole_is_cheaper_nowhere(threads: Threads) -> None:
+    prompts = Preparing(threads, "m").prompts
+    sampling = inference_pb2.SamplingParams(prompt_logprobs=1)
+    prepared = await prompts.prepare(request(text="x" * 200, sampling=sampling))
+    assert len(prepared.block_hashes) == 0
+    plain = await prompts.prepare(request(text="x" * 200))
+    output = np.arange(100, dtype=np.uint32)
+    whole = np.concatenate([plain.block_hashes, plain.output_hashes(output)])
+    assert np.array_equal(prepared.output_hashes(output), whole)
+
+
 async def test_ids_of_the_client_bind_no_tokenizer(threads: Threads) -> None:
     prepared = await Preparing(threads, "m").prompts.prepare(request(np.arange(100, dtype=np.uint32)))
     assert prepared.fingerprint is None

@@ -24,11 +24,11 @@ from tests.support.waiting import until
 
 ANSWER = inference_pb2.GenerateResponse()
 STARTED = Reply("started", ANSWER, cached_tokens=64)
-FINISHED = Reply("finished", ANSWER)
+FINISHED = Reply("end", ANSWER)
 
 
-def delta(*ids: int) -> Reply:
-    return Reply("delta", ANSWER, token_ids=ids)
+def delta(*ids: int, index: int = 0) -> Reply:
+    return Reply("part", ANSWER, token_ids=ids, index=index)
 
 
 def lost() -> LinkFailure:
@@ -149,6 +149,15 @@ async def test_a_completion_without_tokens_is_whole_too() -> None:
     carrying = Carrying([STARTED, FINISHED])
     await carrying.run()
     assert carrying.got == [STARTED, FINISHED]
+
+
+async def test_several_completions_are_passed_on_mixed_and_all_their_tokens_count() -> None:
+    script = (STARTED, delta(1), delta(7, index=1), Reply("part", ANSWER), delta(8, index=1), FINISHED)
+    carrying = Carrying(script)
+    await carrying.run()
+    assert carrying.got == list(script)
+    assert carrying.record is not None
+    assert carrying.record.output_tokens == 3
 
 
 @pytest.mark.parametrize(
