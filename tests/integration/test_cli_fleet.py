@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.processes import survivors
 from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
 
@@ -66,10 +67,6 @@ def up(tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Path]]
         if fleet.poll() is None:
             fleet.kill()
         fleet.wait()
-
-
-def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ import pytest
 from radixfleet.errors import Unavailable
 from radixfleet.types import FinishReason, WorkerStatus
 from tests.support.engine_fakes import submit
+from tests.support.processes import survivors
+from tests.support.waiting import until
 from worker.engine.config import EngineConfig
 from worker.engine.handle import EngineLoadError, Notice, RequestStream, StateChange
 from worker.engine.process import ProcessEngine
@@ -315,7 +317,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("when", ["ready", "loading"])
-def test_children_never_outlive_a_front_that_is_killed(when: str) -> None:
+async def test_children_never_outlive_a_front_that_is_killed(when: str) -> None:
     """Behaviour 61: kill -9 of the front leaves no orphan, neither when serving nor while loading."""
     runner = msgspec.structs.replace(RUNNER, load_s=0.0 if when == "ready" else 60.0)
     config = msgspec.json.encode(msgspec.structs.replace(CONFIG, runner=runner)).decode()
@@ -325,8 +327,7 @@ def test_children_never_outlive_a_front_that_is_killed(when: str) -> None:
         children = [psutil.Process(int(pid)) for pid in front.stdout.readline().split()]
         assert len(children) == 2
         front.kill()
-        _, survivors = psutil.wait_procs(children, timeout=5)
-    assert survivors == []
+        await until(lambda: not survivors(children), "both children have ended")
 
 
 async def test_the_engine_process_has_no_torch_and_the_runner_no_spinning_threads() -> None:
