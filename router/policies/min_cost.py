@@ -16,9 +16,9 @@ them is as dear as computing the prompt once more), and twice when they stand be
 
 What it was tried on (`tests/bench/bench_policies.py`): bursts and streams of shared prefixes, uniform and Zipf, that
 fit the fleet's caches or do not; one hot prefix; prompts with nothing in common; the Mooncake conversation trace.
-Weights of Q from 0.1 to 0.3 and of R from N/64 to N/32 did alike; without R one hot prefix had 100 times the time to
-first token; R by fixed amounts of tokens fitted either short prompts or long ones; counting the KV tokens of running
-requests in place of R lost hits.
+Weights of Q from 0.1 to 0.3 and of R from N/64 to N/32 did alike. Without R one hot prefix had 100 times the time to
+first token, and 50 times with the KV tokens of running requests in its place. A fixed number of tokens for a request
+fitted either short prompts or long ones.
 """
 
 from __future__ import annotations
