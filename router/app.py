@@ -30,6 +30,7 @@ from router.api.prompts import Prompts
 from router.config import RouterSettings
 from router.dispatch.chooser import Chooser
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.gate import Gate
 from router.dispatch.link import CallLink
 from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
@@ -87,13 +88,14 @@ async def running_router(
         tokenizers = TokenizerStore(threads)
         changed = asyncio.Event()
         surroundings = Surroundings(settings, sketch, tokenizers, metrics, look_aside, clock, random)
-        registry = WorkerRegistry(surroundings, changed.set)
+        registry = WorkerRegistry(surroundings, changed.set, lambda: gate.stir())
         stack.push_async_callback(registry.close)
         chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random)
+        gate = Gate(chooser, max_waiting=settings.max_queued_requests, metrics=metrics, clock=clock)
         log = RequestLog(metrics, clock)
         prompts = Prompts(registry, tokenizers, threads, metrics)
         dispatcher = Dispatcher(
-            chooser,
+            gate,
             lambda worker: CallLink(registry.channel(worker), worker.name),
             max_retries=settings.max_retries,
             retry_ratio=settings.retry_ratio,
@@ -103,7 +105,7 @@ async def running_router(
         )
         server, health = await make_server(SERVICES, max_message_bytes=settings.max_message_bytes)
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(prompts, dispatcher, log), server)
-        fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(registry, prompts, chooser, look_aside), server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(registry, prompts, chooser, gate, look_aside), server)
         port = listen(server, settings.host, settings.port)
         metrics.watch_fleet(lambda: _sample(registry, sketch, clock), loop)
         metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port)

@@ -45,6 +45,12 @@ class RouterSettings(ProcessSettings):
     )
 
     policy: PolicyName = Field("min_cost", description="How a worker is chosen: see the README's table of policies.")
+    max_queued_requests: int = Field(
+        4096,
+        ge=0,
+        le=1_000_000,
+        description="Requests of a model that may wait here while all workers are busy; 0: they wait in the workers.",
+    )
     lease_s: Seconds = Field(
         10.0, description="A booking made by Fleet.Route ends after this time unless the worker saw the request."
     )

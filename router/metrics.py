@@ -29,6 +29,7 @@ OUTCOMES = (
     "internal",
 )
 REASONS = ("only", "prefix", "spill", "load", "turn", "chance", "hash")
+QUEUE_REFUSALS = ("full", "deadline")
 RETRY_RESULTS = ("retried", "refused")
 LEASE_OUTCOMES = ("ended", "expired", "interrupted", "closed")
 
@@ -73,6 +74,13 @@ class RouterMetrics:
             "requests", "Generate requests, by how they ended: ok, or the gRPC status in lower case.", outcome=OUTCOMES
         )
         self.in_flight = Gauge(f"{_PREFIX}requests_in_flight", "Generate requests now.", registry=self.registry)
+        self.queued = Gauge(f"{_PREFIX}queued_requests", "Requests that wait for a worker.", registry=self.registry)
+        self.queue_refusals = self._counter(
+            "queue_refusals",
+            "Requests that all workers were too busy for: the queue was full, or the deadline passed in it.",
+            cause=QUEUE_REFUSALS,
+        )
+        self.queue_s = self._histogram("queue_seconds", "Waits for a worker, of requests that waited.", QUEUE_BUCKETS_S)
         self.decisions = self._counter("decisions", "Choices of a worker, by why it was chosen.", reason=REASONS)
         self.prompt_tokens_asked = self._counter("prompt_tokens_asked", "Prompt tokens of started requests.")
         self.prompt_tokens_reachable = self._counter(

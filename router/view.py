@@ -81,6 +81,13 @@ class WorkerView:
         object.__setattr__(self, "requests_in_flight", requests)
         object.__setattr__(self, "places_short", max(0, short))
 
+    def has_place(self, prompt_tokens: int) -> bool:
+        """Whether a request could run here at once, or would be the only one that waits for memory.
+
+        Memory is known from reports, a moment late; the one that waits in the engine starts in the step that frees it.
+        """
+        return not self.places_short and (self.kv_free_tokens >= prompt_tokens or not self.waiting_requests)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestView:

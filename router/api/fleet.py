@@ -13,6 +13,7 @@ from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 from router.api.inference import route_decision
 from router.api.prompts import Prompts
 from router.dispatch.chooser import CandidateReport, Chooser
+from router.dispatch.gate import Gate
 from router.dispatch.link import failure_of
 from router.dispatch.lookaside import LookAside
 from router.workers.registry import WorkerRegistry
@@ -24,16 +25,19 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class FleetServicer(fleet_pb2_grpc.FleetServicer):
     """See the .proto."""
 
-    def __init__(self, registry: WorkerRegistry, prompts: Prompts, chooser: Chooser, look_aside: LookAside) -> None:
+    def __init__(
+        self, registry: WorkerRegistry, prompts: Prompts, chooser: Chooser, gate: Gate, look_aside: LookAside
+    ) -> None:
         self._registry = registry
         self._prompts = prompts
         self._chooser = chooser
+        self._gate = gate
         self._look_aside = look_aside
 
     async def Route(self, request: fleet_pb2.RouteRequest, context: Context) -> fleet_pb2.RouteResponse:
         """Choose a worker and book the request there; the client does the rest."""
         prepared = await self._prompts.prepare(request.request)
-        lease = self._chooser.choose(prepared)
+        lease = await self._gate.enter(prepared, context.time_remaining)
         return fleet_pb2.RouteResponse(
             worker_id=lease.worker.worker_id,
             address=lease.worker.address,

@@ -91,6 +91,17 @@ class Chooser:
         self._metrics.decision_s.observe(perf_counter() - began_s)
         return lease
 
+    def is_saturated(self, request: PreparedRequest) -> bool:
+        """Whether the request would wait on every worker that could get it. False when there is none at all."""
+        is_served = False
+        for worker in self._registry.group(request.model).suitable(request.prompt_tokens, request.fingerprint):
+            view = worker.view
+            if not view.unavailable:
+                if view.has_place(request.prompt_tokens):
+                    return False
+                is_served = True
+        return is_served
+
     def explain(self, request: PreparedRequest) -> Explanation:
         """What `choose` would do now. Books nothing and changes nothing."""
         group = self._registry.group(request.model)

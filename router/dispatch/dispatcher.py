@@ -1,6 +1,6 @@
-"""Carries one request: choose, forward, retry where that is harmless, settle.
+"""Carries one request: wait for a worker, forward, retry where that is harmless, settle.
 
-    choose --> forward --> settled
+    enter --> forward --> settled
       ^           |
       +-- failed before its first token, on another worker, within the budget
 
@@ -24,7 +24,7 @@ import structlog
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.types import TokenArray
-from router.dispatch.chooser import Chooser
+from router.dispatch.gate import Gate
 from router.dispatch.lease import NO_TOKENS, Decision, Lease, Verdict
 from router.dispatch.link import LinkFailure, Reply, WorkerLink
 from router.dispatch.record import RequestLog, RequestRecord
@@ -72,7 +72,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        chooser: Chooser,
+        gate: Gate,
         link: Callable[[WorkerState], WorkerLink],
         *,
         max_retries: int,
@@ -82,7 +82,7 @@ class Dispatcher:
         clock: Clock,
     ) -> None:
         """`link`: how to reach a worker."""
-        self._chooser = chooser
+        self._gate = gate
         self._link = link
         self._max_retries = max_retries
         self._budget = RetryBudget(retry_ratio)
@@ -94,7 +94,7 @@ class Dispatcher:
         """Carry `request` to its end. Raises RadixfleetError when that is a failure."""
         self._budget.earn()
         failed: list[WorkerState] = []
-        lease = self._chooser.choose(request)
+        lease = await self._gate.enter(request, deadline)
         while True:
             record.chosen(lease)
             attempt = _Try(lease)
@@ -115,7 +115,7 @@ class Dispatcher:
             self._metrics.retries.labels("refused").inc()
             raise _error(failure, attempt) from failure
         try:
-            lease = self._chooser.choose(attempt.lease.request, excluded=failed)
+            lease = self._gate.enter_again(attempt.lease.request, failed)
         except Unavailable:
             raise _error(failure, attempt) from failure
         record.retries += 1

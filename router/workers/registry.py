@@ -32,10 +32,11 @@ _log = structlog.get_logger("radixfleet.router.workers")
 class WorkerRegistry:
     """All workers, in the order in which they were added. On the event loop only."""
 
-    def __init__(self, around: Surroundings, on_change: Callable[[], None]) -> None:
-        """`on_change` is called when a worker came, went, or is in another state."""
+    def __init__(self, around: Surroundings, on_change: Callable[[], None], on_load: Callable[[], None]) -> None:
+        """`on_change` is called when a worker came, went, or has another status, `on_load` when its load is another."""
         self._around = around
         self._on_change = on_change
+        self._on_load = on_load
         self._connections: dict[str, WorkerConnection] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._configured = frozenset(around.settings.workers)
@@ -90,7 +91,7 @@ class WorkerRegistry:
         settings = self._around.settings
         breaker = Breaker(failures=settings.breaker_failures, open_s=settings.breaker_open_s, clock=self._around.clock)
         slot = self._around.sketch.attach()
-        state = WorkerState(address, slot, self._around.sketch, breaker, self._around.clock)
+        state = WorkerState(address, slot, self._around.sketch, breaker, self._around.clock, self._on_load)
         connection = self._connections[address] = WorkerConnection(state, self._around, self._changed)
         self._tasks[address] = asyncio.create_task(connection.run(), name=f"follow {address}")
         _log.info("worker added", address=address)

@@ -5,6 +5,7 @@ Changed on the event loop only: by the worker's connection, by the leases of its
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
@@ -39,7 +40,16 @@ class WorkerFacts:
 class WorkerState:
     """One worker: facts, status, books, breaker; and the view that policies see, made anew when something changed."""
 
-    def __init__(self, address: str, slot: int, sketch: Sketch, breaker: Breaker, clock: Clock) -> None:
+    def __init__(
+        self,
+        address: str,
+        slot: int,
+        sketch: Sketch,
+        breaker: Breaker,
+        clock: Clock,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called whenever the view may be another one."""
         self.address = address
         self.slot = slot
         """The worker's number in the sketch."""
@@ -60,6 +70,7 @@ class WorkerState:
         self.updated_at_s: float | None = None
         """When the last state update came, by the router's clock."""
         self._sketch = sketch
+        self._on_change = on_change
         self._last_booking = 0
         self._view: WorkerView | None = None
 
@@ -118,6 +129,7 @@ class WorkerState:
     def changed(self) -> None:
         """Something that the view shows is different now."""
         self._view = None
+        self._on_change()
 
     def restarted(self) -> None:
         """Its engine is a new one: nothing that was held against the old one counts."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.v1 import inference_pb2
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.gate import Gate
 from router.dispatch.lease import Decision
 from router.dispatch.link import LinkFailure, Reply
 from router.dispatch.record import RequestLog, RequestRecord
@@ -81,7 +82,7 @@ class Carrying:
         self.record: RequestRecord | None = None
         self.send_gate: asyncio.Event | None = None
         self.dispatcher = Dispatcher(
-            self.parts.chooser,
+            Gate(self.parts.chooser, max_waiting=0, metrics=self.parts.metrics, clock=self.parts.clock),
             self._link_to,
             max_retries=max_retries,
             retry_ratio=ratio,

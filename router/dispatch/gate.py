@@ -1,0 +1,119 @@
+"""The way to a worker: at once while one has a place, else through the queue of the model.
+
+A request that waits here is chosen for when its turn comes, by what the fleet is like then; in an engine's queue it
+would have had its worker before. The choice, its booking and the leaving of the queue are one turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from radixfleet.clock import Clock
+from radixfleet.errors import DeadlineExceeded, Overloaded, RadixfleetError
+from router.admission import AdmissionQueue, QueueFull
+from router.dispatch.chooser import Chooser
+from router.dispatch.lease import Lease, Verdict
+from router.dispatch.request import PreparedRequest
+from router.metrics import RouterMetrics
+from router.workers.state import WorkerState
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    request: PreparedRequest
+    lease: asyncio.Future[Lease] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Gate:
+    """One for the router. Call `stir` whenever a worker may have got a place: a request ended, a report came."""
+
+    def __init__(self, chooser: Chooser, *, max_waiting: int, metrics: RouterMetrics, clock: Clock) -> None:
+        """`max_waiting`: requests of one model that may wait; 0: none does, all waiting is left to the engines."""
+        self._chooser = chooser
+        self._max_waiting = max_waiting
+        self._metrics = metrics
+        self._clock = clock
+        self._queues: dict[str, AdmissionQueue[_Waiting]] = {}
+        """Only those in which someone waits, or waited."""
+        self._stirred = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests in all queues."""
+        return sum(map(len, self._queues.values()))
+
+    async def enter(self, request: PreparedRequest, deadline: Callable[[], float | None]) -> Lease:
+        """A worker for the request, booked; perhaps after a wait.
+
+        Raises Unavailable when nobody serves, Overloaded when too many wait, DeadlineExceeded.
+        """
+        queue = self._queues.get(request.model)
+        if not queue and not (self._max_waiting and self._chooser.is_saturated(request)):
+            return self._chooser.choose(request)
+        if queue is None:
+            queue = self._queues[request.model] = AdmissionQueue(self._max_waiting, self._clock)
+        waiting = _Waiting(request)
+        try:
+            place, displaced = queue.add(waiting, request.message.priority)
+        except QueueFull:
+            raise self._full(queue) from None
+        if displaced is not None and not displaced.lease.done():
+            displaced.lease.set_exception(self._full(queue))
+        self._metrics.queued.inc()
+        began_s = self._clock.now()
+        self._serve(queue)
+        try:
+            async with asyncio.timeout(deadline()):
+                return await waiting.lease
+        except TimeoutError:
+            self._leave(waiting)
+            self._metrics.queue_refusals.labels("deadline").inc()
+            raise DeadlineExceeded("the deadline passed while the request waited for a worker") from None
+        except asyncio.CancelledError:
+            self._leave(waiting)
+            raise
+        finally:
+            queue.remove(place)
+            self._metrics.queued.dec()
+            self._metrics.queue_s.observe(self._clock.now() - began_s)
+
+    def enter_again(self, request: PreparedRequest, excluded: Collection[WorkerState]) -> Lease:
+        """Another worker, booked, for a request that was let in before: it has waited once. Raises Unavailable."""
+        return self._chooser.choose(request, excluded=excluded)
+
+    def stir(self) -> None:
+        """Let those go on who can, soon: many workers may report in one turn of the event loop."""
+        if not self._stirred and any(self._queues.values()):
+            self._stirred = True
+            asyncio.get_running_loop().call_soon(self._serve_all)
+
+    def _serve_all(self) -> None:
+        self._stirred = False
+        for queue in self._queues.values():
+            self._serve(queue)
+
+    def _serve(self, queue: AdmissionQueue[_Waiting]) -> None:
+        """Give leases in order, until nobody waits or no worker has a place."""
+        while (waiting := queue.next) is not None and not self._chooser.is_saturated(waiting.request):
+            queue.take()
+            if waiting.lease.done():  # its client left in this turn of the event loop
+                continue
+            try:
+                waiting.lease.set_result(self._chooser.choose(waiting.request))
+            except RadixfleetError as error:
+                waiting.lease.set_exception(error)
+
+    def _leave(self, waiting: _Waiting) -> None:
+        """Nobody waits for this lease any more. It may have been given in this very turn of the event loop."""
+        if waiting.lease.done() and not waiting.lease.cancelled() and waiting.lease.exception() is None:
+            waiting.lease.result().settle(Verdict.UNKNOWN)
+
+    def _full(self, queue: AdmissionQueue[_Waiting]) -> Overloaded:
+        self._metrics.queue_refusals.labels("full").inc()
+        return Overloaded(
+            f"all workers are busy and {len(queue)} requests wait for them",
+            retry_after_s=queue.retry_after_s,
+            waiting_requests=str(len(queue)),
+        )

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from radixfleet.clock import ManualClock
+from router.admission import AdmissionQueue, QueueFull
+
+
+def queue(max_waiting: int = 4, clock: ManualClock | None = None) -> AdmissionQueue[str]:
+    return AdmissionQueue(max_waiting, clock or ManualClock())
+
+
+def test_priorities_first_then_the_order_of_arrival() -> None:
+    waiting = queue()
+    for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
+        waiting.add(name, priority)
+    assert [waiting.take() for _ in range(4)] == ["b", "d", "a", "c"]
+    assert waiting.next is None
+
+
+def test_a_full_queue_refuses_equals_and_lets_higher_ones_displace_the_last() -> None:
+    waiting = queue(2)
+    waiting.add("old", 0)
+    waiting.add("young", 0)
+    with pytest.raises(QueueFull):
+        waiting.add("late", 0)
+    with pytest.raises(QueueFull):
+        waiting.add("low", -1)
+    _, displaced = waiting.add("urgent", 1)
+    assert displaced == "young"
+    assert [waiting.take(), waiting.take()] == ["urgent", "old"]
+
+
+def test_one_that_left_is_not_served_and_leaves_once() -> None:
+    waiting = queue()
+    place, _ = waiting.add("a", 0)
+    waiting.add("b", 0)
+    assert waiting.remove(place)
+    assert not waiting.remove(place)
+    assert waiting.take() == "b"
+
+
+def test_the_wait_that_is_foretold_is_that_of_the_queue_at_its_recent_pace() -> None:
+    clock = ManualClock()
+    waiting = queue(100, clock)
+    for index in range(40):
+        waiting.add(str(index), 0)
+    assert waiting.retry_after_s == 1.0, "nothing is known yet"
+    for _ in range(20):
+        clock.advance(0.5)
+        waiting.take()
+    assert waiting.retry_after_s == pytest.approx(20 * 0.5)
+    clock.advance(9.5)
+    assert waiting.retry_after_s == pytest.approx(20 * 1.0), "it has come to a stop since"
