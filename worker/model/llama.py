@@ -86,8 +86,8 @@ class LlamaModel:
         hidden = functional.embedding(input_ids, self.weights.embedding)
         factors = self._rotary.at(positions)
         for index, layer in enumerate(self.weights.layers):
-            hidden = hidden + self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
-            hidden = hidden + _mlp(layer, self._norm(hidden, layer.mlp_norm))
+            hidden += self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
+            hidden += _mlp(layer, self._norm(hidden, layer.mlp_norm))
         if not len(output_rows):
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         rows = self._norm(hidden.index_select(0, output_rows), self.weights.norm)
@@ -113,4 +113,4 @@ class LlamaModel:
 
 def _mlp(layer: LayerWeights, normed: Tensor) -> Tensor:
     gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-    return layer.down(functional.silu(gate) * up)
+    return layer.down(functional.silu(gate).mul_(up))
