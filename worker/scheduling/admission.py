@@ -77,7 +77,7 @@ class Admission:
         piece = next_chunk(request, match.length, budget, self._limits.page_size, is_first=is_first)
         if piece is None:
             return None
-        holding = self._take(request, match, forecast, is_alone=not runs)
+        holding = self._take(request, match, forecast)
         if holding is None:
             return None
         self.queue.take(request)
@@ -86,20 +86,20 @@ class Admission:
         request.state = State.PREFILL
         return piece
 
-    def _take(self, request: Request, match: Match, forecast: Forecast, *, is_alone: bool) -> Holding | None:
+    def _take(self, request: Request, match: Match, forecast: Forecast) -> Holding | None:
         """Lock what matched and take row and pages for the rest, if the pool can hold what is going to be needed.
 
-        A request that is alone is not asked what it is going to need: that it fits was tested when it was submitted.
+        A request that is alone passes, as what could never fit was refused when it was submitted. After a None the
+        forecast is used up, for it has the request in it.
         """
         handle = self._holdings.cache.lock(match)
         num_tokens = len(request.fill_ids)
         pages = pages_for(num_tokens - match.length, self._limits.page_size)
         forecast.add(request, pages)
         holding = None
-        if is_alone or self._fits(forecast, pages):
+        if self._fits(forecast, pages):
             holding = self._holdings.open(handle, match.slots, num_tokens)
         if holding is None:
-            forecast.drop_last()
             self._holdings.cache.unlock(handle)
         return holding
 

@@ -74,11 +74,6 @@ class Forecast:
         self._room.append(-length % self._page_size)
         self._to_come.append(int(np.ceil(request.tokens_to_come * self._share)))
 
-    def drop_last(self) -> None:
-        """Take the last one out again."""
-        for values in (self._own_pages, self._room, self._to_come):
-            values.pop()
-
     @property
     def own_pages(self) -> int:
         """Pages that the requests own now."""

@@ -21,7 +21,7 @@ TokensAhead = Callable[[Request, int], Sequence[int]]
 
 
 def steps_ahead(running: Collection[Request], holdings: Holdings, *, may_admit: bool) -> int:
-    """Steps that are sure to be nothing but decodes, after which every request still has a token to come.
+    """Steps that are sure to be nothing but decodes, up to the one in which the first request ends by length.
 
     0 where a stop token may end a request at any step.
 
@@ -29,10 +29,11 @@ def steps_ahead(running: Collection[Request], holdings: Holdings, *, may_admit: 
     """
     if may_admit or not running or not all(_decodes_on(request) for request in running):
         return 0
-    steps = min(request.submit.max_new_tokens - len(request.outputs) for request in running) - 1
-    while steps > 0 and sum(_pages_in(request, steps, holdings) for request in running) > holdings.available_pages:
+    steps = min([request.submit.max_new_tokens - len(request.outputs) for request in running])
+    available = holdings.available_pages
+    while steps > 0 and _most_pages(running, steps, holdings) > available:
         steps //= 2
-    return max(steps, 0)
+    return steps
 
 
 def leap(running: Collection[Request], holdings: Holdings, steps: int, tokens_ahead: TokensAhead) -> None:
@@ -56,6 +57,6 @@ def _decodes_on(request: Request) -> bool:
     return request.state is State.DECODE and not request.submit.stop_token_ids
 
 
-def _pages_in(request: Request, steps: int, holdings: Holdings) -> int:
-    """Pages that the request asks for in its next `steps` decodes."""
-    return max(0, -(-(request.planned + steps - request.held.allocated) // holdings.page_size))
+def _most_pages(running: Collection[Request], steps: int, holdings: Holdings) -> int:
+    """Pages for `steps` decodes of each request, at most: as if each of them needed one at once."""
+    return len(running) * -(-steps // holdings.page_size)

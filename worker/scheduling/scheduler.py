@@ -25,6 +25,7 @@ never sees its rows or pages in other hands. A token that arrives after its requ
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 from radixfleet.clock import Clock
 from radixfleet.types import FinishReason, Load
@@ -142,9 +143,9 @@ class Scheduler:
     def leap(self, num_steps: int, tokens_ahead: TokensAhead) -> None:
         """Decode `num_steps` steps, at most `steps_ahead`, as planning and committing each would. For simulations.
 
-        The front is told nothing of it: who leaps knows the tokens.
+        The front is told which requests end with the last step, but not the tokens: who leaps knows them.
         """
-        assert num_steps <= self.steps_ahead(), "a leap over steps that may do more than decode"
+        assert not self._launched, "a leap begins between two steps"
         leap(self._running.values(), self.holdings, num_steps, tokens_ahead)
         self._num_planned += num_steps
         for _ in range(num_steps):
@@ -152,11 +153,13 @@ class Scheduler:
         num_tokens = num_steps * len(self._running)
         self.counters.computed_tokens += num_tokens
         self.counters.generated_tokens += num_tokens
+        for request in [each for each in self._running.values() if not each.is_growing]:
+            self._finish(request, Ended(request.uid, FinishReason.LENGTH))
 
     @property
-    def num_running(self) -> int:
-        """Requests that hold memory and have not ended."""
-        return len(self._running)
+    def running_uids(self) -> Collection[int]:
+        """Requests that hold memory and have not ended, in the order of admission."""
+        return self._running.keys()
 
     @property
     def context_tokens(self) -> int:

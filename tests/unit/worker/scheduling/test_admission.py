@@ -106,6 +106,17 @@ class TestMemory:
         worker.assert_idle()
         assert worker.scheduler.counters.retractions == 0
 
+    @pytest.mark.parametrize(("num_pages", "fits"), [(50, True), (49, False)])
+    def test_the_forecast_is_exact(self, num_pages: int, fits: bool) -> None:
+        """The second ends after 10 tokens, when it has 30 and the first 20."""
+        worker = SimWorker(num_pages=num_pages, page_size=1, chunk=64)
+        worker.submit(make_submit(1, np.arange(10), 21))
+        worker.submit(make_submit(2, np.arange(20) + 1, 11))
+        worker.launch()
+        assert worker.state(2).admissions == fits
+        worker.run()
+        assert worker.scheduler.counters.retractions == 0
+
     def test_freed_memory_admits_in_the_next_step(self) -> None:
         """Behaviour 19: by an end, and by an abort."""
         worker = SimWorker(num_pages=10, page_size=4)

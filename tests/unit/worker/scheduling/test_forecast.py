@@ -53,16 +53,6 @@ def test_a_smaller_share_counts_less_growth() -> None:
     assert peaks == [20, 60, 110]
 
 
-def test_dropping_the_last_restores_the_forecast() -> None:
-    forecast = Forecast(4, share=1.0)
-    forecast.add(make_request(10, 20), 3)
-    before = (forecast.peak_pages(), forecast.own_pages)
-    forecast.add(make_request(50, 60), 13)
-    assert forecast.peak_pages() > before[0]
-    forecast.drop_last()
-    assert (forecast.peak_pages(), forecast.own_pages) == before
-
-
 class TestGrowthShare:
     """What part of max_new_tokens admission counts on."""
 

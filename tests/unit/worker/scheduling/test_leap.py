@@ -61,6 +61,7 @@ class Driven:
                 self.scheduler.leap(ahead, tokens_ahead)
                 self.steps += ahead
                 self.leapt += ahead
+                self._hear()
             else:
                 self._step()
 
@@ -71,6 +72,9 @@ class Driven:
         assert plan.step == self.steps
         self.slots[plan.step] = plan.slots.tobytes()
         self.scheduler.commit(self._result(plan))
+        self._hear()
+
+    def _hear(self) -> None:
         told = self.scheduler.drain() or StepOutputs([], [], [])
         self.admitted += [(self.steps, said.uid, said.cached_tokens) for said in told.admitted]
         self.ended |= {said.uid: self.steps for said in told.ended}
@@ -150,12 +154,12 @@ def test_the_traffic_makes_the_pool_run_short() -> None:
 
 
 class TestStepsAhead:
-    def test_stops_before_the_first_request_ends(self) -> None:
+    def test_stops_where_the_first_request_ends(self) -> None:
         driven = Driven()
         driven.scheduler.submit(make_submit(0, range(5), 10))
         driven.scheduler.submit(make_submit(1, range(100, 105), 4))
         driven.advance(1)
-        assert driven.scheduler.steps_ahead() == 2
+        assert driven.scheduler.steps_ahead() == 3
 
     def test_is_none_while_prompts_are_computed_or_nothing_runs(self) -> None:
         driven = Driven()
@@ -168,7 +172,7 @@ class TestStepsAhead:
         driven = Driven()
         driven.scheduler.submit(make_submit(0, range(5), 50))
         driven.advance(1)
-        assert driven.scheduler.steps_ahead() == 48
+        assert driven.scheduler.steps_ahead() == 49
         driven.scheduler.submit(make_submit(1, range(5), 50))
         assert driven.scheduler.steps_ahead() == 0
 
@@ -177,8 +181,8 @@ class TestStepsAhead:
         for uid in range(5):
             driven.scheduler.submit(make_submit(uid, range(uid, uid + 4), 20))
         driven.advance(1)
-        assert (driven.scheduler.num_running, driven.scheduler.load().waiting_requests) == (4, 1)
-        assert driven.scheduler.steps_ahead() == 18
+        assert (len(driven.scheduler.running_uids), driven.scheduler.load().waiting_requests) == (4, 1)
+        assert driven.scheduler.steps_ahead() == 19
 
     def test_stops_where_pages_run_short(self) -> None:
         driven = Driven(
@@ -187,7 +191,7 @@ class TestStepsAhead:
         for uid in range(2):
             driven.scheduler.submit(make_submit(uid, range(uid * 10, uid * 10 + 8), 25))
         driven.advance(1)
-        assert driven.scheduler.num_running == 2
+        assert len(driven.scheduler.running_uids) == 2
         # Six pages are left: two requests that end a page now can both go on for 12 tokens, and no leap goes beyond.
         assert 0 < driven.scheduler.steps_ahead() <= 12
 
@@ -203,5 +207,5 @@ class TestStepsAhead:
         driven.advance(3)
         assert driven.scheduler.plan() is not None
         assert driven.scheduler.steps_ahead() == 0
-        with pytest.raises(AssertionError, match="more than decode"):
+        with pytest.raises(AssertionError, match="between two steps"):
             driven.scheduler.leap(1, tokens_ahead)

@@ -8,6 +8,7 @@ import pytest
 from radixfleet.types import FinishReason
 from tests.support.sim_worker import SimWorker, make_submit, reference
 from worker.core.messages import Submit
+from worker.core.step import StepResult
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
@@ -136,6 +137,20 @@ class TestStopping:
         assert tokens[:min_new_tokens] == [3] * min_new_tokens
         assert len(tokens) >= min_new_tokens
         worker.assert_tokens(1)
+
+    def test_a_stop_token_that_comes_too_early_is_a_token_like_any_other(self) -> None:
+        """Behaviour 33: also from a runner that does not mask."""
+        worker = SimWorker()
+        worker.submit(make_submit(1, PROMPT, 5, min_new_tokens=2, stop_token_ids=(7,)))
+        while worker.scheduler.has_work:
+            plan = worker.scheduler.plan()
+            assert plan is not None
+            sevens, fine = np.array([7], dtype=np.int32), np.array([False])
+            worker.scheduler.commit(StepResult(plan.step, sevens, fine, 0.0, 0.0))
+        outputs = worker.scheduler.drain()
+        assert outputs is not None
+        assert [output.token_id for output in outputs.outputs] == [7, 7, 7]
+        assert [ended.reason for ended in outputs.ended] == [FinishReason.STOP]
 
 
 class TestAbort:

@@ -87,6 +87,18 @@ def test_no_step_computes_more_than_its_budget() -> None:
     assert max(plan.num_tokens for plan in worker.plans) >= 30
 
 
+def test_a_crumb_of_the_budget_admits_nobody() -> None:
+    """Nor does it let a small request pass by."""
+    worker = SimWorker(num_pages=64, page_size=4, chunk=32)
+    worker.submit(make_submit(1, np.arange(30), 2))
+    worker.submit(make_submit(2, np.arange(20) + 9, 2))
+    worker.submit(make_submit(3, [1, 2], 2))
+    worker.launch()
+    assert [worker.state(uid).admissions for uid in (1, 2, 3)] == [1, 0, 0]
+    worker.launch()
+    assert [worker.state(uid).admissions for uid in (1, 2, 3)] == [1, 1, 1]
+
+
 def test_decodes_go_on_while_a_long_prompt_is_computed() -> None:
     """Behaviour 21: in every step of a long prompt each running request gets its token, beside one chunk."""
     worker = SimWorker(num_pages=400, page_size=4, chunk=32)
@@ -136,30 +148,45 @@ class TestSharedPrefix:
         assert worker.state(1).admissions == 1
 
     def test_they_wait_no_longer_than_for_what_they_share(self) -> None:
-        worker = self.worker(chunk=32)
-        worker.submit(make_submit(0, np.append(self.prefix[:64], np.arange(12)), 2))
+        worker = self.worker(chunk=34)
+        worker.submit(make_submit(0, np.append(self.prefix[:64], np.arange(42)), 2))
         self.submit(worker, 1)
-        worker.step()
-        worker.step()
+        for _ in range(3):
+            worker.step()
         assert worker.state(1).admissions == 0
         worker.launch()  # the last chunk of one, and the first of the other beside it
+        assert worker.state(0).tokens == []
         assert worker.state(1).cached_tokens == 64
+
+    def test_they_wait_once_at_most(self) -> None:
+        """2 waits for 0; the next to compute what 2 needs as well is 1, and 2 does not wait for that."""
+        worker = self.worker()
+        worker.submit(make_submit(0, np.append(self.prefix[:32], 9), 3))
+        self.submit(worker, 1)
+        self.submit(worker, 2)
+        worker.step()
+        assert [worker.state(uid).admissions for uid in range(3)] == [1, 0, 0]
+        worker.launch()
+        assert [worker.state(uid).cached_tokens for uid in range(3)] == [0, 32, 32]
 
     @pytest.mark.parametrize("ending", ["abort", "failure"])
     def test_they_go_on_alone_when_the_other_ends(self, ending: str) -> None:
-        worker = self.worker(chunk=32)
+        worker = self.worker()
         self.submit(worker, 0)
         self.submit(worker, 1)
         plan = worker.launch()
         assert plan is not None
+        assert worker.launch() is not None
         if ending == "abort":
             worker.abort(0)
         else:
             worker.runner.faults.step_errors[plan.step] = "injected"
-        worker.settle()
+            worker.settle()
+        assert worker.state(1).admissions == 0
+        worker.launch()
+        assert worker.state(1).cached_tokens == 0
         worker.run()
         worker.assert_tokens(1)
-        assert worker.state(1).ended is not None
         assert len(worker.state(1).tokens) == 3
 
     def test_a_namespace_of_its_own_does_not_wait(self) -> None:

@@ -34,6 +34,35 @@ def test_near_full_no_token_is_lost_or_repeated(page_size: int, in_flight: int) 
     assert worker.scheduler.counters.retractions > 0
 
 
+def test_min_new_tokens_counts_from_the_prompt_also_after_a_retraction() -> None:
+    worker = overcommitted(SimWorker(num_pages=40, page_size=4, max_running=8, vocab_size=6))
+    for uid in range(8):
+        prompt = (np.arange(12) + uid) % 6
+        worker.submit(make_submit(uid, prompt, 60, min_new_tokens=30, stop_token_ids=(0, 1)))
+    worker.run(in_flight=2)
+    assert worker.scheduler.counters.retractions > 0
+    for uid in range(8):
+        assert len(worker.state(uid).tokens) > 30
+        worker.assert_tokens(uid)
+
+
+def test_nobody_is_retracted_for_a_page_that_is_about_to_be_free() -> None:
+    """The last token of 0 is in flight when 2, the newest, needs a page: it skips one step."""
+    worker = overcommitted(SimWorker(num_pages=11, page_size=4, max_running=3, chunk=64))
+    worker.submit(make_submit(0, np.arange(8), 3))
+    worker.submit(make_submit(1, np.arange(12) + 5, 6))
+    worker.submit(make_submit(2, np.arange(14) + 9, 8))
+    for _ in range(4):
+        worker.step(in_flight=2)
+    assert worker.scheduler.counters.admitted_requests == 3
+    assert worker.scheduler.counters.stalled_decodes == 1
+    worker.run(in_flight=2)
+    worker.assert_idle()
+    assert worker.scheduler.counters.retractions == 0
+    for uid in range(3):
+        worker.assert_tokens(uid)
+
+
 def test_a_retraction_waits_for_what_is_in_flight() -> None:
     """Behaviours 2, 9: its pages are released when its steps have settled, and the token in flight counts."""
     worker = overcommitted(SimWorker(num_pages=8, page_size=4, max_running=2))
