@@ -209,9 +209,8 @@ class Scheduler:
         """The requests that decode in this step, each with a slot for its next position."""
         ready = [r for r in self._running.values() if r.state is State.DECODE and r.is_growing]
         needy = [request for request in ready if request.planned == request.held.allocated]
-        if not needy:
-            return ready
-        needy = self._make_room(needy)
+        if len(needy) > self.holdings.available_pages:
+            needy = self._make_room(needy)
         num_granted = min(len(needy), self.holdings.available_pages)
         granted = self.holdings.grow([request.held for request in needy[:num_granted]])
         assert granted, "pages that are available can be had"
