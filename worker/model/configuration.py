@@ -264,9 +264,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
-        eos_token_ids=_token_ids(
-            metadata.get("tokenizer.ggml.eos_token_id"), metadata.get("tokenizer.ggml.eot_token_id")
-        ),
+        eos_token_ids=_token_ids(*(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))),
     )
 
 

@@ -34,6 +34,8 @@ class PreTokenizer:
     """A piece that is a token as a whole is taken as that token, whatever the merges say."""
     nfc: bool = False
     """Text is brought to Unicode normal form C first."""
+    adds_bos: bool = False
+    """Texts begin with the BOS token where the file does not say."""
 
 
 def _byte_level() -> pre_tokenizers.PreTokenizer:
@@ -51,7 +53,7 @@ def _expression(expression: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-_LLAMA3 = PreTokenizer(lambda: _expression(rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"), ignore_merges=True)
+_LLAMA3 = PreTokenizer(lambda: _expression(rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"), ignore_merges=True, adds_bos=True)
 _QWEN2 = PreTokenizer(lambda: _expression(rf"{_WORDS}|\p{{N}}|{_REST}"), nfc=True)
 _GPT2 = PreTokenizer(_byte_level)
 
@@ -65,6 +67,12 @@ PRE_TOKENIZERS = {
     "qwen2": _QWEN2,
 }
 """By the names that llama.cpp gives them in `tokenizer.ggml.pre`."""
+
+
+def adds_bos(file: GgufFile) -> bool:
+    """Whether texts begin with the BOS token, for a file whose tokenizer `tokenizer_from_gguf` makes."""
+    default = PRE_TOKENIZERS[file.metadata.get("tokenizer.ggml.pre", "default")].adds_bos
+    return bool(file.metadata.get("tokenizer.ggml.add_bos_token", default))
 
 
 def tokenizer_from_gguf(file: GgufFile) -> Tokenizer:

@@ -15,7 +15,7 @@ from radixfleet.text import TokenizerSpec
 from worker.model.configuration import config_from_directory, config_from_gguf, read_json
 from worker.model.errors import BrokenModel, ModelNotFound
 from worker.model.gguf_file import GgufFile
-from worker.model.gguf_tokenizer import tokenizer_from_gguf
+from worker.model.gguf_tokenizer import adds_bos, tokenizer_from_gguf
 
 
 def load_tokenizer_spec(path: Path) -> TokenizerSpec:
@@ -94,7 +94,7 @@ def _from_gguf(path: Path) -> TokenizerSpec:
         eos_token=_token_at(tokens, eos_token_id, path),
         bos_token_id=bos_token_id,
         eos_token_ids=config.eos_token_ids,
-        add_bos=bos_token_id is not None and bool(metadata.get("tokenizer.ggml.add_bos_token", False)),
+        add_bos=bos_token_id is not None and adds_bos(file),
         vocab_size=config.vocab_size,
     )
 

@@ -7,7 +7,7 @@ from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_model import SPECIAL_TOKENS, tiny_model
 from worker.model.errors import BrokenModel, UnsupportedModel
 from worker.model.gguf_file import GgufFile
-from worker.model.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_gguf
+from worker.model.gguf_tokenizer import PRE_TOKENIZERS, adds_bos, tokenizer_from_gguf
 
 
 def pieces(name: str, text: str) -> list[str]:
@@ -82,6 +82,15 @@ def test_control_tokens_are_recognised_and_skipped_and_user_defined_ones_only_re
     assert ids == [4, 2, 5, 3, 4]
     assert tokenizer.decode(ids) == "ab<note>a"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|im_end|>b<note>a"
+
+
+def test_the_file_says_whether_bos_is_added_and_else_the_family_does(file: Path) -> None:
+    assert adds_bos(changed(file, pre="llama-bpe", add_bos_token=True))
+    assert not adds_bos(changed(file, pre="llama-bpe", add_bos_token=False))
+    for pre, expected in (("llama-bpe", True), ("qwen2", False), ("smollm", False)):
+        opened = changed(file, pre=pre)
+        del opened.metadata["tokenizer.ggml.add_bos_token"]
+        assert adds_bos(opened) == expected
 
 
 def test_other_kinds_are_refused_with_the_way_out(file: Path) -> None:
