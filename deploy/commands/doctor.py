@@ -1,31 +1,92 @@
-"""`radixfleet doctor`: what this machine gives a worker, and what to change."""
+"""`radixfleet doctor`: what this machine gives a worker, or what a model would take of any device."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
-from deploy.inspection import Finding, as_objects, inspect
+from deploy.devices import find_device
 from deploy.options import json_option
+from deploy.plan_report import as_object, print_report
+from deploy.planning import Wanted, find_shape, fits
 from radixfleet.settings import parse_bytes
+from worker.model.footprint import FORMATS
 from worker.model.sources import resolve_model
+
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_DTYPES = [*FORMATS, *_SHORT]
+_AS = "With --plan, as for a worker."
 
 
 @click.command()
-@click.option("--model", help="Look at a model too: demo, a Hugging Face directory or a .gguf file.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option(
+    "--model", help="demo, a Hugging Face directory or a .gguf file; with --plan also a config.json or a name."
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N; with --plan: H100-80.")
 @click.option("--device-memory", metavar="SIZE", help="As for a worker: 8GiB, say.")
+@click.option("--plan", is_flag=True, help="Plan a model's memory on a device, having neither.")
+@click.option("--dtype", type=click.Choice(_DTYPES), default="bfloat16", show_default=True, help="With --plan.")
+@click.option("--mem-fraction-static", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9, help=_AS)
+@click.option("--page-size", type=click.IntRange(1, 64), default=16, help=_AS)
+@click.option("--context-length", type=click.IntRange(2), help=_AS)
+@click.option("--chunked-prefill-size", type=click.IntRange(1), help=_AS)
+@click.option("--max-running-requests", type=click.IntRange(1, 4096), help=_AS)
 @json_option
-def doctor(model: str | None, device: str, device_memory: str | None, *, as_json: bool) -> None:
+def doctor(
+    model: str | None, device: str, device_memory: str | None, dtype: str, *, plan: bool, as_json: bool, **settings: Any
+) -> None:
     """Tell what device, dtype, memory and settings a worker gets on this machine, and what to change.
 
     \b
     radixfleet doctor
     radixfleet doctor --model ./Qwen3-0.6B --device-memory 8GiB
+
+    With --plan: the three memory pools of any model on any device, how each number comes about, which bound binds, and
+    what would fit where this does not. The settings are a worker's. Exit code 1 when it does not fit.
+
+    \b
+    radixfleet doctor --plan --model llama-3.1-70b --device H100-80 --dtype fp8
+    radixfleet doctor --plan --model ./my-model/config.json --device 24GiB --context-length 8192
     """
+    if plan:
+        _plan(model, device_memory or device, _SHORT.get(dtype, dtype), as_json=as_json, **settings)
+    else:
+        _refuse_given(["dtype", *settings])
+        _inspect(model, device, device_memory, as_json=as_json)
+
+
+def _plan(model: str | None, device: str, dtype: str, *, as_json: bool, **settings: Any) -> None:
+    if model is None or device in ("auto", "cpu", "cuda"):
+        raise click.UsageError("--plan needs a --model and a --device: H100-80 or 24GiB, say")
+    try:
+        source, config = find_shape(model)
+        wanted = Wanted(model, source, config, FORMATS[dtype], find_device(device), **settings)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if as_json:
+        click.echo(json.dumps(as_object(wanted), indent=2))
+    else:
+        print_report(Console(highlight=False, soft_wrap=True), wanted)
+    if fits(wanted) is None:
+        raise click.exceptions.Exit(1)
+
+
+def _refuse_given(names: list[str]) -> None:
+    context = click.get_current_context()
+    for name in names:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --plan")
+
+
+def _inspect(model: str | None, device: str, device_memory: str | None, *, as_json: bool) -> None:
+    # Here, because torch takes seconds to import and a plan needs none.
+    from deploy.inspection import as_objects, inspect
+
     try:
         memory = parse_bytes(device_memory) if device_memory is not None else None
     except ValueError as error:
@@ -35,15 +96,11 @@ def doctor(model: str | None, device: str, device_memory: str | None, *, as_json
     if as_json:
         click.echo(json.dumps({"findings": as_objects(findings)}, indent=2))
     else:
-        Console(highlight=False).print(_table(findings))
-
-
-def _table(findings: list[Finding]) -> Table:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for finding in findings:
-        table.add_row(finding.topic, finding.fact)
-        if finding.advice:
-            table.add_row("", f"[yellow]-> {finding.advice}[/yellow]")
-    return table
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column()
+        for finding in findings:
+            table.add_row(finding.topic, finding.fact)
+            if finding.advice:
+                table.add_row("", f"[yellow]-> {finding.advice}[/yellow]")
+        Console(highlight=False).print(table)

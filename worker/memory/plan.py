@@ -24,6 +24,9 @@ from worker.memory.page_allocator import pages_for
 _GIB = 1 << 30
 _CHUNK_BY_DEVICE = ((20 * _GIB, 2048), (60 * _GIB, 4096), (160 * _GIB, 8192))
 _LARGEST_CHUNK = 16384
+_KV_TOKENS_PER_ROW = 512
+_MOST_ROWS = 256
+_MOST_ROWS_CPU = 32
 
 
 class MemoryPlanError(Exception):
@@ -52,6 +55,19 @@ class MemoryDemand:
     """Cap on the KV pool in tokens; None: none."""
     min_context_tokens: int = 1
     """Length that one request must be able to reach, prompt and completion: what the operator asked for, else 1."""
+    peak_is_estimate: bool = False
+    """The activation peak was worked out, not measured: a plan made without the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvLimit:
+    """What one bound allows the KV pool."""
+
+    reason: str
+    """In words, with its numbers."""
+    num_bytes: int
+    binds: bool
+    """It is the one that the pool's size comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,9 @@ class MemoryPlan:
     page_size: int
     bounded_by: str
     """In words: what to change to change the size of the KV pool."""
+    kv_limits: tuple[KvLimit, ...]
+    """All bounds of the KV pool, the share first."""
+    peak_is_estimate: bool
 
     @property
     def kv_tokens(self) -> int:
@@ -88,8 +107,8 @@ class MemoryPlan:
 
     def table(self) -> list[tuple[str, str, str, str]]:
         """Rows for printing: pool, size, share of the device, remark."""
-        kv = f"{self.kv_tokens} tokens in pages of {self.page_size}, bounded by {self.bounded_by}"
-        peak = f"measured peak {format_bytes(self.activation_peak_bytes)}"
+        kv = f"{self.kv_tokens:,} tokens in pages of {self.page_size}"
+        peak = f"{'estimated' if self.peak_is_estimate else 'measured'} peak {format_bytes(self.activation_peak_bytes)}"
         return [
             self._row("weights", self.weights_bytes, "the model"),
             self._row("KV cache", self.kv_bytes, kv),
@@ -125,6 +144,10 @@ def plan_memory(demand: MemoryDemand) -> MemoryPlan:
         num_pages=num_pages,
         page_size=demand.page_size,
         bounded_by=_in_words(bound, demand),
+        kv_limits=tuple(
+            KvLimit(_reason(which, demand, remaining), size, which is bound) for which, size in limits.items()
+        ),
+        peak_is_estimate=demand.peak_is_estimate,
     )
 
 
@@ -134,6 +157,14 @@ def chunked_prefill_size_for(device_bytes: int) -> int:
         if device_bytes < below:
             return chunk
     return _LARGEST_CHUNK
+
+
+def max_running_requests_for(kv_tokens: int, *, on_cpu: bool) -> int:
+    """The default number of rows: one for each 512 tokens of the KV pool, within what a step of the device is good for.
+
+    A CPU gains nothing from larger batches, which only make each token later.
+    """
+    return min(max(kv_tokens // _KV_TOKENS_PER_ROW, 1), _MOST_ROWS_CPU if on_cpu else _MOST_ROWS)
 
 
 def _check_settings(demand: MemoryDemand) -> None:
@@ -176,3 +207,15 @@ def _in_words(bound: Bound, demand: MemoryDemand) -> str:
     if bound is Bound.CAP:
         return f"max_total_tokens = {demand.max_total_tokens}"
     return f"the activation peak of {format_bytes(demand.activation_peak_bytes)} (chunked_prefill_size)"
+
+
+def _reason(bound: Bound, demand: MemoryDemand, remaining: int) -> str:
+    left = format_bytes(remaining)
+    if bound is Bound.FRACTION:
+        return f"mem_fraction_static {demand.mem_fraction_static:g} of the {left} left after the weights"
+    if bound is Bound.CAP:
+        return f"max_total_tokens {demand.max_total_tokens}, and the padding page"
+    kind = "estimated" if demand.peak_is_estimate else "measured"
+    return f"the {left} left after the weights, less the {kind} activation peak of " + format_bytes(
+        demand.activation_peak_bytes
+    )

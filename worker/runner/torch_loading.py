@@ -21,7 +21,14 @@ from worker.core.messages import Ready
 from worker.core.step import StepPlan
 from worker.memory.advisor import Shortage, Stage, advise
 from worker.memory.kv_pool import TokenToKVPool
-from worker.memory.plan import MemoryDemand, MemoryPlan, MemoryPlanError, chunked_prefill_size_for, plan_memory
+from worker.memory.plan import (
+    MemoryDemand,
+    MemoryPlan,
+    MemoryPlanError,
+    chunked_prefill_size_for,
+    max_running_requests_for,
+    plan_memory,
+)
 from worker.model.configuration import ModelConfig, load_config
 from worker.model.errors import UnsupportedModel
 from worker.model.linear import choose_linear_backend
@@ -37,9 +44,6 @@ from worker.runner.torch_config import TorchRunnerConfig
 
 _log = structlog.get_logger()
 _PROGRESS_EVERY_S = 2.0
-_KV_TOKENS_PER_ROW = 512
-_MAX_ROWS = 256
-_MAX_ROWS_CPU = 32
 
 
 def load_computer(config: TorchRunnerConfig, clock: Clock) -> tuple[StepComputer, Ready]:
@@ -65,14 +69,13 @@ class _Loading:
         model = self._load_model(max_context)
         chunk = min(self._config.chunked_prefill_size or chunked_prefill_size_for(self._total_bytes), max_context)
         kv_tokens = self._likely_kv_tokens(model)
-        num_rows = self._config.max_running_requests or self._default_rows(kv_tokens)
+        on_cpu = self._device.type == "cpu"
+        num_rows = self._config.max_running_requests or max_running_requests_for(kv_tokens, on_cpu=on_cpu)
         rows = RowState(
             max_rows=num_rows, max_context=max_context, vocab_size=model.config.vocab_size, device=self._device
         )
         peak = self._measure(model, rows, largest_step(num_rows, chunk, max(min(max_context, kv_tokens), chunk)))
         plan = self._plan(model, peak + rows.nbytes)
-        for pool, size, share, remark in plan.table():
-            _log.info("memory", pool=pool, size=size, share=share, remark=remark)
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
@@ -126,10 +129,6 @@ class _Loading:
         kv_bytes = self._config.mem_fraction_static * max(self._total_bytes - model.nbytes, 0)
         kv_tokens = int(kv_bytes) // model.config.kv_bytes_per_token(self._dtype.itemsize)
         return min(kv_tokens, self._config.max_total_tokens or kv_tokens)
-
-    def _default_rows(self, kv_tokens: int) -> int:
-        most = _MAX_ROWS_CPU if self._device.type == "cpu" else _MAX_ROWS
-        return min(max(kv_tokens // _KV_TOKENS_PER_ROW, 1), most)
 
     def _measure(self, model: LlamaModel, rows: RowState, step: StepPlan) -> int:
         """Activation peak of a step, in bytes.

@@ -66,7 +66,7 @@ def test_the_table_and_the_pools_tell_the_same() -> None:
     rows = plan.table()
     assert [row[0] for row in rows] == ["weights", "KV cache", "activations", "total"]
     assert rows[0][1:3] == ("3.00 GiB", "37.5 %")
-    assert rows[1][3] == f"{plan.kv_tokens} tokens in pages of 16, bounded by mem_fraction_static = 0.9"
+    assert rows[1][3] == f"{plan.kv_tokens:,} tokens in pages of 16"
     assert rows[2][3] == "measured peak 256.00 MiB"
     assert rows[3] == ("total", "8.00 GiB", "100.0 %", "cpu")
 
