@@ -20,6 +20,7 @@ from statistics import median, quantiles
 
 import numpy as np
 
+from radixfleet.types import Grammar
 from worker.core import codec
 from worker.core.messages import Report, Submit
 from worker.core.step import RowStart, StepPlan, StepResult
@@ -36,6 +37,9 @@ ROUND_TRIPS = 2_000
 
 class NoOpRunner:
     """Says token 1 to everything, in no time."""
+
+    def prepare(self, grammar: Grammar) -> str:
+        return ""
 
     def run(self, plan: StepPlan) -> StepResult:
         now_s = time.monotonic()
@@ -91,7 +95,7 @@ def round_trips() -> None:
                 if executor.results():
                     break
             times_s.append(time.perf_counter() - began_s)
-        encode_us, decode_us = timed_us(lambda s=step: codec.encode(s)), timed_us(lambda d=data: codec.decode_plan(d))
+        encode_us, decode_us = timed_us(lambda s=step: codec.encode(s)), timed_us(lambda d=data: codec.decode_order(d))
         p50_us, p99_us = median(times_s) * 1e6, quantiles(times_s, n=100)[98] * 1e6
         print(f"{name:34}{len(data):9,}{encode_us:11.1f}{decode_us:11.1f}{p50_us:20.1f}{p99_us:7.1f}")
     end.close()

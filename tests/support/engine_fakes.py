@@ -9,7 +9,7 @@ import numpy as np
 
 from radixfleet.clock import ManualClock
 from radixfleet.types import Capacity, MemoryPools
-from worker.core.messages import EngineMessage, FrontMessage, Ready, Submit
+from worker.core.messages import EngineMessage, FrontMessage, Prepare, Prepared, Ready, Submit
 from worker.core.step import StepPlan, StepResult
 
 Message = TypeVar("Message")
@@ -75,6 +75,7 @@ class ObedientExecutor:
         self._clock = clock
         self.launched: deque[StepPlan] = deque()
         self._results: list[StepResult] = []
+        self._prepared: list[Prepared] = []
 
     def launch(self, plan: StepPlan) -> None:
         self.launched.append(plan)
@@ -88,6 +89,14 @@ class ObedientExecutor:
         failed = np.zeros(plan.num_sequences, dtype=np.bool_)
         self._results.append(StepResult(plan.step, token_ids, failed, started_s, self._clock.now(), error))
         return plan
+
+    def prepare(self, order: Prepare) -> None:
+        """Refuse grammars called "bad"."""
+        self._prepared.append(Prepared(order.ticket, "it is bad" if order.grammar.source == "bad" else ""))
+
+    def prepared(self) -> list[Prepared]:
+        prepared, self._prepared = self._prepared, []
+        return prepared
 
     def results(self) -> list[StepResult]:
         results, self._results = self._results, []

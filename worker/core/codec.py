@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.core.messages import EngineMessage, FrontMessage, LoadFailed, Ready
-from worker.core.step import StepPlan, StepResult
+from worker.core.step import RunnerAnswer, RunnerOrder
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -24,6 +24,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     2: np.dtype(np.uint32),
     3: np.dtype(np.bool_),
     4: np.dtype(np.uint64),
+    5: np.dtype(np.float32),
 }
 _EXTENSIONS = {dtype: code for code, dtype in _DTYPES.items()}
 
@@ -67,11 +68,11 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_pack_array)
 _front_messages = _decoder(FrontMessage)
 _engine_messages = _decoder(EngineMessage)
 _load_outcomes = _decoder(Ready | LoadFailed)
-_plans = _decoder(StepPlan)
-_results = _decoder(StepResult)
+_orders = _decoder(RunnerOrder)
+_answers = _decoder(RunnerAnswer)
 
 
-def encode(message: FrontMessage | EngineMessage | StepPlan | StepResult) -> bytes:
+def encode(message: FrontMessage | EngineMessage | RunnerOrder | RunnerAnswer) -> bytes:
     """The bytes of any message of the worker. Raises TypeError on an array that no message holds."""
     return _encoder.encode(message)
 
@@ -94,13 +95,13 @@ def decode_load_outcome(data: Buffer) -> Ready | LoadFailed:
     return message
 
 
-def decode_plan(data: Buffer) -> StepPlan:
+def decode_order(data: Buffer) -> RunnerOrder:
     """What a runner hears from the engine."""
-    plan: StepPlan = _plans.decode(data)
-    return plan
+    order: RunnerOrder = _orders.decode(data)
+    return order
 
 
-def decode_result(data: Buffer) -> StepResult:
+def decode_answer(data: Buffer) -> RunnerAnswer:
     """What the engine hears from a runner once it has loaded."""
-    result: StepResult = _results.decode(data)
-    return result
+    answer: RunnerAnswer = _answers.decode(data)
+    return answer

@@ -8,7 +8,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from radixfleet.types import Capacity, FinishReason, Load, MemoryPools
+from radixfleet.types import Capacity, FinishReason, Grammar, Load, MemoryPools
+from worker.core.logits import Float32Array, Int32Array, LogitEdits, TokenLogprobs
+
+
+class Child(msgspec.Struct, frozen=True, array_like=True):
+    """One more completion of a request: the same request under another uid, with another seed."""
+
+    uid: int
+    seed: int
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True):
@@ -28,6 +36,13 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     stop_token_ids: tuple[int, ...]
     """All that end the generation, the model's end-of-sequence tokens among them; empty with ignore_eos."""
     priority: int
+    edits: LogitEdits | None = None
+    logprobs: int | None = None
+    """Tell the log probabilities of new tokens, and of so many of the likeliest in their places."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens, from the second on. The prompt is then computed whole, whatever is cached."""
+    children: tuple[Child, ...] = ()
+    """They wait for this one's prompt, and then find it in the cache. They are not told of the prompt's tokens."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -42,11 +57,26 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
 
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Compile a grammar before a request needs it; the engine passes this on to the runner. Answered by `Prepared`."""
+
+    ticket: int
+    grammar: Grammar
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """Answer to `Prepare`."""
+
+    ticket: int
+    refusal: str = ""
+    """Why the grammar cannot be used, for the client; empty when it can."""
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process after settling what is in flight."""
 
 
-FrontMessage: TypeAlias = Submit | Abort | Flush | Stop
+FrontMessage: TypeAlias = Submit | Abort | Flush | Prepare | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +110,20 @@ class Output(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     uid: int
     token_id: int
+    logprobs: TokenLogprobs | None = None
+    """Where the request asked for them."""
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Of a run of a request's prompt tokens. The runs come in order, each begins where the one before it ended."""
+
+    uid: int
+    start: int
+    """Position of the first token; 1 in the first run."""
+    logprobs: Float32Array
+    top_ids: Int32Array
+    """The likeliest tokens in each one's place, `len(top_ids) / len(logprobs)` of them, the likeliest first."""
+    top_logprobs: Float32Array
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -124,6 +168,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     admitted: list[Admitted]
     outputs: list[Output]
     ended: list[Ended]
+    prompt_logprobs: list[PromptLogprobs] = []
+    """They come before the outputs."""
 
 
-EngineMessage: TypeAlias = Ready | LoadFailed | StepOutputs | Flushed | Report
+EngineMessage: TypeAlias = Ready | LoadFailed | StepOutputs | Flushed | Prepared | Report

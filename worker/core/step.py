@@ -21,6 +21,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from radixfleet.types import Grammar
+from worker.core.logits import LogitEdits, StepLogprobs
+
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
@@ -42,9 +45,16 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
     min_new_tokens: int
     """The tokens in `stop_token_ids` are masked while fewer than this many were generated."""
     stop_token_ids: tuple[int, ...]
+    edits: LogitEdits | None = None
+    logprobs: int | None = None
+    """Tell the log probabilities of sampled tokens, and of so many of the likeliest."""
+    prompt_logprobs: int | None = None
+    """The same of those tokens of the prompt that are computed on this row, but for the first of them."""
+    history: Int32Array | None = None
+    """The prompt and what was generated so far, where `edits` or `prompt_logprobs` need it."""
 
 
-class StepPlan(msgspec.Struct, frozen=True, array_like=True):
+class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One step. Immutable once planned."""
 
     step: int
@@ -58,6 +68,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
     relayed: BoolArray
     input_ids: Int32Array
     slots: Int32Array
+    ends_rows: tuple[int, ...] = ()
+    """Rows with edits whose requests have left them: what is kept of those can go, before `starts_rows` is applied."""
 
     @property
     def num_sequences(self) -> int:
@@ -70,16 +82,42 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True):
         return len(self.input_ids)
 
 
-class StepResult(msgspec.Struct, frozen=True, array_like=True):
+class Compile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Between two steps: compile a grammar before a row needs it. Answered by `Compiled`, at any later time."""
+
+    ticket: int
+    grammar: Grammar
+
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answer to `Compile`."""
+
+    ticket: int
+    refusal: str
+    """Why the grammar cannot be used, for the client; empty when it can."""
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """What a step gave, in the order of the plan's sequences."""
 
     step: int
     token_ids: Int32Array
     """The sampled token of each sequence; undefined where the plan does not sample or `failed` is set."""
     failed: BoolArray
-    """The sequence's logits held a NaN: that request fails, the others are unaffected."""
+    """The sequence's logits held a NaN, or see `causes`: that request fails, the others are unaffected."""
     started_s: float
     """When the device began and ended the step, by the monotonic clock that all processes of a machine share."""
     ended_s: float
     error: str | None = None
     """The whole step failed (out of memory, a kernel error); nothing in it can be trusted."""
+    logprobs: StepLogprobs | None = None
+    """What the rows asked to be told; None when that is nothing."""
+    ended: tuple[int, ...] = ()
+    """Sequences whose grammar allows no token after the one sampled."""
+    causes: tuple[tuple[int, str], ...] = ()
+    """(sequence, why it failed), where that is not a NaN: one sentence for the client."""
+
+
+RunnerOrder: TypeAlias = StepPlan | Compile
+RunnerAnswer: TypeAlias = StepResult | Compiled
+"""What passes between engine and runner once that has loaded."""

@@ -7,11 +7,12 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import structlog
 
 from radixfleet.errors import RadixfleetError, Unavailable
-from radixfleet.types import Incarnation, WorkerStatus
+from radixfleet.types import Grammar, Incarnation, WorkerStatus
 from worker.core.messages import (
     Abort,
     Admitted,
@@ -21,6 +22,9 @@ from worker.core.messages import (
     FrontMessage,
     LoadFailed,
     Output,
+    Prepare,
+    Prepared,
+    PromptLogprobs,
     Ready,
     Report,
     StepOutputs,
@@ -29,6 +33,8 @@ from worker.core.messages import (
 from worker.engine.handle import EngineLoadError, Listener, Notice, RequestStream, StateChange
 
 log = structlog.get_logger(__name__)
+
+Answer = TypeVar("Answer")
 
 _RETRY_AFTER_S = 1.0
 _REFUSALS = {
@@ -49,6 +55,7 @@ class Conversation(ABC):
         self._last_report: Report | None = None
         self._streams: dict[int, RequestStream] = {}
         self._flushes: dict[int, asyncio.Future[Flushed]] = {}
+        self._preparations: dict[int, asyncio.Future[Prepared]] = {}
         self._uids = itertools.count(1)
         self._tickets = itertools.count(1)
         self._listeners: list[Listener] = []
@@ -100,11 +107,17 @@ class Conversation(ABC):
 
     def submit(self, request: Submit) -> RequestStream:
         """Hand over a request."""
-        self._require_serving()
-        stream = RequestStream(request.uid, self._abandon)
-        self._streams[request.uid] = stream
-        self._send(request)
+        (stream,) = self.submit_group(request)
         return stream
+
+    def submit_group(self, request: Submit) -> list[RequestStream]:
+        """Hand over a request and its children, in one message."""
+        self._require_serving()
+        uids = [request.uid, *(child.uid for child in request.children)]
+        streams = [RequestStream(uid, self._abandon) for uid in uids]
+        self._streams.update(zip(uids, streams, strict=True))
+        self._send(request)
+        return streams
 
     def abort(self, uid: int) -> None:
         """Ask for a request's end; its stream ends when the engine says so."""
@@ -113,20 +126,31 @@ class Conversation(ABC):
 
     async def flush(self) -> Flushed:
         """Drop evictable prefixes."""
-        self._require_serving()
         ticket = next(self._tickets)
-        answer: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
-        self._flushes[ticket] = answer
-        self._send(Flush(ticket))
-        try:
-            return await answer
-        finally:
-            self._flushes.pop(ticket, None)
+        return await self._ask(Flush(ticket), ticket, self._flushes)
+
+    async def prepare(self, grammar: Grammar) -> str:
+        """Compile a grammar."""
+        ticket = next(self._tickets)
+        return (await self._ask(Prepare(ticket, grammar), ticket, self._preparations)).refusal
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Add a listener."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    async def _ask(
+        self, question: FrontMessage, ticket: int, open_questions: dict[int, asyncio.Future[Answer]]
+    ) -> Answer:
+        """Send a message that has an answer, and wait for it."""
+        self._require_serving()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        open_questions[ticket] = answer
+        self._send(question)
+        try:
+            return await answer
+        finally:
+            open_questions.pop(ticket, None)
 
     def _require_serving(self) -> None:
         if self._stopping:
@@ -148,9 +172,9 @@ class Conversation(ABC):
                 self._last_report = message
                 self._notify(message)
             case Flushed(ticket=ticket):
-                answer = self._flushes.get(ticket)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                _answer(self._flushes.get(ticket), message)
+            case Prepared(ticket=ticket):
+                _answer(self._preparations.get(ticket), message)
             case Ready():
                 self._ready = message
                 self._loaded.set()
@@ -160,7 +184,7 @@ class Conversation(ABC):
 
     def _deliver(self, step: StepOutputs) -> None:
         """Feed the streams, in the engine's order. A stream that was abandoned is not there any more."""
-        events: tuple[Admitted | Output, ...] = (*step.admitted, *step.outputs)
+        events: tuple[Admitted | PromptLogprobs | Output, ...] = (*step.admitted, *step.prompt_logprobs, *step.outputs)
         for event in events:
             stream = self._streams.get(event.uid)
             if stream is not None:
@@ -193,7 +217,8 @@ class Conversation(ABC):
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
-        for answer in self._flushes.values():
+        answers: list[asyncio.Future[Any]] = [*self._flushes.values(), *self._preparations.values()]
+        for answer in answers:
             if not answer.done():
                 answer.set_exception(error)
 
@@ -203,6 +228,12 @@ class Conversation(ABC):
                 listener(notice)
             except Exception:
                 log.exception("a listener to the engine raised")
+
+
+def _answer(waiting: asyncio.Future[Answer] | None, message: Answer) -> None:
+    """Give an answer to whoever still waits for it."""
+    if waiting is not None and not waiting.done():
+        waiting.set_result(message)
 
 
 def _new_incarnation() -> Incarnation:

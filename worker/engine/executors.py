@@ -6,7 +6,8 @@ from collections import deque
 from typing import Protocol
 
 from worker.core import codec
-from worker.core.step import StepPlan, StepResult
+from worker.core.messages import Prepare, Prepared
+from worker.core.step import Compile, StepPlan, StepResult
 from worker.engine.wire import FrameSocket
 from worker.runner.protocol import Runner
 
@@ -18,8 +19,16 @@ class Executor(Protocol):
         """Hand a step over; a runner process executes it meanwhile."""
         ...
 
+    def prepare(self, order: Prepare) -> None:
+        """Have a grammar compiled; a runner process does it beside its steps."""
+        ...
+
     def results(self) -> list[StepResult]:
         """The results that have come since the last call. Never waits for another process."""
+        ...
+
+    def prepared(self) -> list[Prepared]:
+        """The answers to `prepare` that had come when `results` was last called, each given once."""
         ...
 
 
@@ -36,6 +45,7 @@ class InlineExecutor:
         self._max_in_flight = max_in_flight
         self._launched: deque[StepPlan] = deque()
         self._results: list[StepResult] = []
+        self._prepared: list[Prepared] = []
 
     def launch(self, plan: StepPlan) -> None:
         """Hand a step over, and run the oldest if that makes the pipeline full."""
@@ -55,6 +65,15 @@ class InlineExecutor:
         results, self._results = self._results, []
         return results
 
+    def prepare(self, order: Prepare) -> None:
+        """Compile at once."""
+        self._prepared.append(Prepared(order.ticket, self._runner.prepare(order.grammar)))
+
+    def prepared(self) -> list[Prepared]:
+        """The answers since the last call."""
+        prepared, self._prepared = self._prepared, []
+        return prepared
+
 
 class ProcessExecutor:
     """Sends steps to a runner process, where step N+1 lies ready when step N ends.
@@ -64,11 +83,28 @@ class ProcessExecutor:
 
     def __init__(self, runner_end: FrameSocket) -> None:
         self._socket = runner_end
+        self._prepared: list[Prepared] = []
 
     def launch(self, plan: StepPlan) -> None:
         """Send a step."""
         self._socket.send(codec.encode(plan))
 
+    def prepare(self, order: Prepare) -> None:
+        """Send a grammar."""
+        self._socket.send(codec.encode(Compile(order.ticket, order.grammar)))
+
     def results(self) -> list[StepResult]:
         """The results that have arrived."""
-        return [codec.decode_result(frame) for frame in self._socket.receive()]
+        results = []
+        for frame in self._socket.receive():
+            answer = codec.decode_answer(frame)
+            if isinstance(answer, StepResult):
+                results.append(answer)
+            else:
+                self._prepared.append(Prepared(answer.ticket, answer.refusal))
+        return results
+
+    def prepared(self) -> list[Prepared]:
+        """The answers that have arrived."""
+        prepared, self._prepared = self._prepared, []
+        return prepared

@@ -19,8 +19,9 @@ from typing import Protocol, Self, TypeAlias
 import msgspec
 
 from radixfleet.errors import BY_REASON, InternalError, RadixfleetError
-from radixfleet.types import Incarnation, WorkerStatus
-from worker.core.messages import Admitted, Ended, Flushed, Output, Ready, Report, Submit
+from radixfleet.types import Grammar, Incarnation, WorkerStatus
+from worker.core.logits import TokenLogprobs
+from worker.core.messages import Admitted, Ended, Flushed, Output, PromptLogprobs, Ready, Report, Submit
 
 _BY_CODE = {kind.code: kind for kind in reversed(BY_REASON.values())}
 
@@ -52,6 +53,10 @@ class Progress(msgspec.Struct, frozen=True):
     """New tokens, in order."""
     ended: Ended | None
     """Set on the last progress of the stream; its `reason` is never None (a failure is raised instead)."""
+    logprobs: list[TokenLogprobs] = []
+    """One for each of `token_ids`, where the request asked for them; else empty."""
+    prompt_logprobs: list[PromptLogprobs] = []
+    """Where the request asked for them. They come before the first token."""
 
 
 class RequestStream(AsyncIterator[Progress]):
@@ -67,19 +72,25 @@ class RequestStream(AsyncIterator[Progress]):
         self._wakeup = asyncio.Event()
         self._admitted: Admitted | None = None
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._prompt_logprobs: list[PromptLogprobs] = []
         self._ended: Ended | None = None
         self._error: RadixfleetError | None = None
         self._open = True
         """No terminal outcome was fed yet."""
 
-    def feed(self, event: Admitted | Output | Ended) -> None:
+    def feed(self, event: Admitted | PromptLogprobs | Output | Ended) -> None:
         """Take what the engine says. For the handle only. What comes after the terminal outcome is ignored."""
         if not self._open:
             return
         if isinstance(event, Output):
             self._token_ids.append(event.token_id)
+            if event.logprobs is not None:
+                self._logprobs.append(event.logprobs)
         elif isinstance(event, Admitted):
             self._admitted = event
+        elif isinstance(event, PromptLogprobs):
+            self._prompt_logprobs.append(event)
         elif event.reason is None:
             self._open = False
             self._error = _BY_CODE.get(event.code, InternalError)(event.message)
@@ -100,7 +111,8 @@ class RequestStream(AsyncIterator[Progress]):
         if self._open:
             self._open = False
             self._abandon(self)
-        self._admitted, self._token_ids, self._ended, self._error = None, [], None, None
+        self._take()
+        self._error = None
         self._wakeup.set()
 
     async def __anext__(self) -> Progress:
@@ -108,14 +120,18 @@ class RequestStream(AsyncIterator[Progress]):
         if self._open:
             await self._wakeup.wait()
         self._wakeup.clear()
-        if self._admitted is not None or self._token_ids or self._ended is not None:
-            progress = Progress(self._admitted, self._token_ids, self._ended)
-            self._admitted, self._token_ids, self._ended = None, [], None
-            return progress
+        if self._admitted is not None or self._token_ids or self._ended is not None or self._prompt_logprobs:
+            return self._take()
         error, self._error = self._error, None
         if error is not None:
             raise error
         raise StopAsyncIteration
+
+    def _take(self) -> Progress:
+        progress = Progress(self._admitted, self._token_ids, self._ended, self._logprobs, self._prompt_logprobs)
+        self._admitted, self._token_ids, self._ended = None, [], None
+        self._logprobs, self._prompt_logprobs = [], []
+        return progress
 
     def __enter__(self) -> Self:
         """Use as a context manager, so that a reader that goes away never leaves its request running."""
@@ -169,7 +185,18 @@ class EngineHandle(Protocol):
         ...
 
     def submit(self, request: Submit) -> RequestStream:
-        """Hand over a request. Raises Unavailable, with retry_after_s, unless SERVING."""
+        """Hand over a request without children. Raises Unavailable, with retry_after_s, unless SERVING."""
+        ...
+
+    def submit_group(self, request: Submit) -> list[RequestStream]:
+        """Hand over a request; its stream, then those of its children. Raises Unavailable unless SERVING."""
+        ...
+
+    async def prepare(self, grammar: Grammar) -> str:
+        """Have the runner compile a grammar, so that no step waits for it. Why it cannot be used; empty when it can.
+
+        Raises Unavailable unless SERVING, or if the engine dies.
+        """
         ...
 
     def abort(self, uid: int) -> None:

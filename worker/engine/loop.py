@@ -20,7 +20,7 @@ from typing import Protocol
 import structlog
 
 from radixfleet.clock import Clock
-from worker.core.messages import Abort, EngineMessage, Flush, Flushed, FrontMessage, Report, Stop, Submit
+from worker.core.messages import Abort, EngineMessage, Flush, Flushed, FrontMessage, Prepare, Report, Stop, Submit
 from worker.core.step import StepPlan
 from worker.engine.counters import LoopCounters, StepTimes
 from worker.engine.executors import Executor
@@ -112,6 +112,8 @@ class EngineLoop:
                 case Flush(ticket=ticket):
                     flushed_tokens, kept_tokens = self._scheduler.flush()
                     self._mailbox.send(Flushed(ticket, flushed_tokens, kept_tokens))
+                case Prepare():
+                    self._executor.prepare(message)
                 case Stop():
                     self._stopping = True
         if self._scheduler.has_work and not had_work:
@@ -140,6 +142,8 @@ class EngineLoop:
             self._last_result_s = began_s
             if result.error is not None:
                 log.error("a step failed as a whole", step=result.step, error=result.error)
+        for prepared in self._executor.prepared():
+            self._mailbox.send(prepared)
         outputs = self._scheduler.drain()
         if outputs is not None:
             self._mailbox.send(outputs)

@@ -2,8 +2,9 @@
 
     python -m worker.engine.runner_process FRONT_PID ENGINE_SOCKET  < configuration as JSON
 
-While a step runs, the next one arrives: it lies in the socket when the step ends. The process ends when the engine is
-gone, and when the runner raises, which it does when it cannot go on.
+While a step runs, the next one arrives: it lies in the socket when the step ends. Grammars are compiled on a thread
+beside the steps. The process ends when the engine is gone, and when the runner raises, which it does when it cannot go
+on.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import structlog
 from radixfleet.clock import MonotonicClock
 from worker.core import codec
 from worker.core.messages import LoadFailed
+from worker.core.step import StepPlan
 from worker.engine.child import EXIT_LOAD_FAILED, Start, run, settle_in
 from worker.engine.config import load_failure, make_runner
+from worker.engine.preparation import Preparation
 from worker.engine.wire import FrameSocket, PeerClosed
 from worker.runner.protocol import Runner
 
@@ -42,15 +45,23 @@ def serve(start: Start) -> int:
 
 def run_steps(runner: Runner, engine: FrameSocket) -> None:
     """Run what the engine sends, until it is gone."""
-    while True:
-        try:
-            frames = engine.receive()
-        except PeerClosed:
-            return
-        if not frames:
-            engine.wait_readable()
-        for frame in frames:
-            engine.send(codec.encode(runner.run(codec.decode_plan(frame))))
+    with Preparation(runner.prepare) as preparation:
+        while True:
+            try:
+                frames = engine.receive()
+            except PeerClosed:
+                return
+            orders = [codec.decode_order(frame) for frame in frames]
+            for order in orders:
+                if not isinstance(order, StepPlan):
+                    preparation.begin(order)
+            for order in orders:
+                if isinstance(order, StepPlan):
+                    engine.send(codec.encode(runner.run(order)))
+            for answer in preparation.take():
+                engine.send(codec.encode(answer))
+            if not orders:
+                engine.wait_readable(preparation)
 
 
 if __name__ == "__main__":

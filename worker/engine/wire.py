@@ -13,12 +13,20 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from typing import Self
+from typing import Protocol, Self
 
 _HEADER = struct.Struct("<I")
 _READ_BYTES = 1 << 18
 _SEND_BUFFER_BYTES = 1 << 22
 """Asked of the kernel, which may grant less: the plan of a long prompt should lie at the runner before it is needed."""
+
+
+class HasFileno(Protocol):
+    """What a selector can wait for."""
+
+    def fileno(self) -> int:
+        """A descriptor."""
+        ...
 
 
 class PeerClosed(ConnectionError):
@@ -106,15 +114,17 @@ class FrameSocket:
         del self._inbound[:position]
         return frames
 
-    def wait_readable(self) -> None:
-        """Block until `receive` has something to say, sending what is queued meanwhile."""
+    def wait_readable(self, *others: HasFileno) -> None:
+        """Block until `receive` has something to say, or one of `others` does; sends what is queued meanwhile."""
         poller = select.poll()
+        for other in others:
+            poller.register(other, select.POLLIN)
         while True:
             poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbound else 0))
-            ((_, events),) = poller.poll()
-            if events & select.POLLOUT:
+            ready = poller.poll()
+            if any(events & select.POLLOUT for _, events in ready):
                 self.flush()
-            if events & ~select.POLLOUT:
+            if any(events & ~select.POLLOUT for _, events in ready):
                 return
 
     def drain(self) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from radixfleet.types import Grammar
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
 
@@ -38,6 +39,14 @@ class Runner(Protocol):
 
         A failure of the step is told in `StepResult.error`, not raised, and leaves the runner able to go on: rows
         that were not in the step keep what they hold. What is raised is the end of the runner.
+        """
+        ...
+
+    def prepare(self, grammar: Grammar) -> str:
+        """Compile a grammar and keep it, so that a row which starts with it need not wait. May take long.
+
+        Why it cannot be used, for the client; empty when it can. Called after `load`, from any one thread at a time,
+        also while `run` computes. A row may start with a grammar that was not prepared, or not for a while.
         """
         ...
 

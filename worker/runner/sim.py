@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixfleet.clock import Clock, ManualClock
-from radixfleet.types import Capacity, MemoryPools
+from radixfleet.types import Capacity, Grammar, MemoryPools
 from worker.core.messages import Ready
 from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan, StepResult
 
@@ -173,6 +173,10 @@ class SimRunner:
         if self._config.cost is not None:
             self._spend(self._config.cost.duration_s(plan))
         return StepResult(plan.step, token_ids, failed, started_s, self._clock.now(), error)
+
+    def prepare(self, grammar: Grammar) -> str:
+        """There is nothing here that a grammar could constrain."""
+        return f"a simulated runner invents tokens and cannot keep to a {grammar.kind}"
 
     def close(self) -> None:
         """Nothing to free."""

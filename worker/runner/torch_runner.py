@@ -6,6 +6,7 @@ import numpy as np
 import structlog
 
 from radixfleet.clock import Clock, MonotonicClock
+from radixfleet.types import Grammar
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
 from worker.runner.step_computer import StepComputer
@@ -47,6 +48,10 @@ class TorchRunner:
             ended_s=self._clock.now(),
             error=error,
         )
+
+    def prepare(self, grammar: Grammar) -> str:
+        """See `Runner.prepare`."""
+        return f"this worker cannot keep to a {grammar.kind} yet"
 
     def close(self) -> None:
         """Free everything. Idempotent."""

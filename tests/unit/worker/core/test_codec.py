@@ -131,7 +131,7 @@ def test_engine_messages_come_back_equal(message: EngineMessage) -> None:
 @pytest.mark.parametrize(("num_rows", "num_tokens", "prefix"), [(0, 0, 0), (1, 1, 0), (256, 256, 64), (3, 8192, 0)])
 def test_plans_come_back_equal(num_rows: int, num_tokens: int, prefix: int) -> None:
     sent = plan(num_rows=num_rows, num_tokens=num_tokens, prefix=prefix)
-    assert as_plain(codec.decode_plan(codec.encode(sent))) == as_plain(sent)
+    assert as_plain(codec.decode_order(codec.encode(sent))) == as_plain(sent)
 
 
 @pytest.mark.parametrize("error", [None, "out of memory"])
@@ -144,11 +144,11 @@ def test_results_come_back_equal(error: str | None) -> None:
         ended_s=1.25,
         error=error,
     )
-    assert as_plain(codec.decode_result(codec.encode(sent))) == as_plain(sent)
+    assert as_plain(codec.decode_answer(codec.encode(sent))) == as_plain(sent)
 
 
 def test_decoded_arrays_are_aligned_and_writable_so_that_torch_takes_them() -> None:
-    decoded = codec.decode_plan(codec.encode(plan(num_rows=3, num_tokens=3, prefix=5)))
+    decoded = codec.decode_order(codec.encode(plan(num_rows=3, num_tokens=3, prefix=5)))
     for array in (decoded.rows, decoded.samples, decoded.slots, decoded.starts_rows[0].prefix_slots):
         assert array.flags.aligned
         assert array.flags.writeable

@@ -1,0 +1,49 @@
+"""Log probabilities of tokens under the model: the logarithm of the softmax of its logits, changed by nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.core.logits import Float32Array, Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Of n tokens, on the host."""
+
+    tokens: Float32Array
+    """[n]"""
+    top_ids: Int32Array
+    """[n, k], the likeliest first."""
+    top: Float32Array
+    """[n, k]"""
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
+    """Of `tokens` int64 [n] under `logits` float32 [n, vocab], and of the k likeliest tokens in their places."""
+    totals = logits.logsumexp(dim=1, keepdim=True)
+    chosen = (logits.gather(1, tokens[:, None]) - totals)[:, 0]
+    top, top_ids = logits.topk(min(k, logits.shape[1]), dim=1)
+    return Logprobs(
+        tokens=chosen.cpu().numpy(),
+        top_ids=top_ids.to(torch.int32).cpu().numpy(),
+        top=(top - totals).cpu().numpy(),
+    )
+
+
+def joined(parts: list[Logprobs]) -> Logprobs:
+    """All of them as one; those with fewer of the likeliest tokens are filled up with token 0 at -inf."""
+    width = max(part.top_ids.shape[1] for part in parts)
+
+    def padded(array: np.ndarray, fill: float) -> np.ndarray:
+        return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
+
+    return Logprobs(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        top_ids=np.concatenate([padded(part.top_ids, 0) for part in parts]),
+        top=np.concatenate([padded(part.top, -np.inf) for part in parts]),
+    )

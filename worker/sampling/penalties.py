@@ -1,0 +1,59 @@
+"""Penalties for tokens that came already, from counts that the runner keeps on its device.
+
+    occurrences [rows, vocab] int32     times that a row's answer has a token, plus _IN_PROMPT where its prompt has it
+
+A row is filled when a request takes it, from the tokens that there are so far (so also after a retraction), and each
+sampled token is counted by the step that samples it. The next step, which may have been planned before, so sees it: the
+penalties never lag behind, overlapped or not.
+
+    logit > 0: logit / repetition      once for each token in prompt or answer (Keskar et al., CTRL, 2019)
+    logit < 0: logit * repetition
+    then logit - frequency * times - presence * (times > 0), of tokens in the answer
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+_IN_PROMPT = 1 << 30
+
+
+class Occurrences:
+    """Which tokens each row has had. Only rows that are penalized are kept up to date."""
+
+    def __init__(self, *, max_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._counts = torch.zeros((max_rows, vocab_size), dtype=torch.int32, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device."""
+        return self._counts.nbytes
+
+    def start(self, row: int, prompt: npt.NDArray[np.int32], answer: npt.NDArray[np.int32]) -> None:
+        """A request takes `row` with the tokens that it has so far, all of them in the vocabulary."""
+        counts = self._counts[row]
+        counts.zero_()
+        for tokens, value in ((prompt, _IN_PROMPT), (answer, 0)):
+            ids, times = np.unique(tokens, return_counts=True)
+            amounts = np.full(len(ids), value) if value else times
+            counts[self._to_device(ids)] += torch.from_numpy(amounts.astype(np.int32)).to(counts.device)
+
+    def count(self, rows: Tensor, tokens: Tensor) -> None:
+        """Each of `rows` got one more token; both int64 [n], no row twice."""
+        self._counts[rows, tokens] += 1
+
+    def penalize(
+        self, logits: Tensor, rows: Tensor, *, repetition: Tensor, frequency: Tensor, presence: Tensor
+    ) -> Tensor:
+        """The logits float32 [n, vocab] of `rows` int64 [n] with their penalties, float32 [n] each."""
+        counts = self._counts[rows]
+        factors = torch.where(counts > 0, repetition[:, None], 1.0)
+        logits = torch.where(logits > 0, logits / factors, logits * factors)
+        times = counts & (_IN_PROMPT - 1)
+        return logits - frequency[:, None] * times - presence[:, None] * (times > 0)
+
+    def _to_device(self, ids: npt.NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(ids.astype(np.int64)).to(self._counts.device)
