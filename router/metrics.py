@@ -30,7 +30,7 @@ OUTCOMES = (
 )
 REASONS = ("only", "prefix", "spill", "load", "turn", "chance", "hash")
 QUEUE_REFUSALS = ("full", "deadline")
-RETRY_RESULTS = ("retried", "refused")
+RETRY_RESULTS = ("retried", "resumed", "refused")
 LEASE_OUTCOMES = ("ended", "expired", "interrupted", "closed")
 
 _PREFIX = "radixfleet_router_"
@@ -94,7 +94,7 @@ class RouterMetrics:
         )
         self.retries = self._counter(
             "retries",
-            "Requests that failed before the first token: retried, or refused by the budget.",
+            "Requests whose worker failed: retried, resumed in the middle of the answer, or refused by the budget.",
             result=RETRY_RESULTS,
         )
         self.leases = self._counter("leases", "Leases of Fleet.Route, by how they ended.", outcome=LEASE_OUTCOMES)

@@ -53,6 +53,7 @@ class RequestOptions(SamplingOptions, total=False):
     cache_salt: str
     priority: int
     lease_id: str
+    resume: bool
 
 
 _SAMPLING_NAMES = frozenset(SamplingOptions.__annotations__)

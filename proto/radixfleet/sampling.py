@@ -63,6 +63,23 @@ def sampling_params(
     return sampling
 
 
+def check_continuable(sampling: SamplingParams, field: str) -> None:
+    """Refuse to go on with an answer from its tokens alone, where more than they would have to be known.
+
+    `field`: what asks for it.
+    """
+    reasons = {
+        "n": sampling.n > 1,
+        "frequency_penalty": sampling.frequency_penalty != 0.0,
+        "presence_penalty": sampling.presence_penalty != 0.0,
+        "prompt_logprobs": sampling.prompt_logprobs is not None,
+        "grammar": sampling.grammar is not None,
+    }
+    for name, is_set in reasons.items():
+        if is_set:
+            raise InvalidRequest(f"{field} does not go together with sampling.{name}", field=field)
+
+
 def sampling_to_pb(sampling: SamplingParams) -> inference_pb2.SamplingParams:
     """The message that `sampling_params` turns back into `sampling`."""
     same = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}

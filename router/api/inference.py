@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -31,6 +32,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> None:
         """Stream one completion."""
+        request.request_id = request.request_id or secrets.token_hex(8)
         with self._log.follow(request.request_id, context.time_remaining) as record:
             prepared = await self._prompts.prepare(request)
             await self._dispatcher.run(prepared, record, _sender(context), context.time_remaining)

@@ -17,9 +17,9 @@ import numpy as np
 from radixfleet import convert
 from radixfleet.blocks import chain_hashes, namespace, seed_hash
 from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
-from radixfleet.sampling import sampling_params
+from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
-from radixfleet.types import ModelInfo, PromptForm, TokenArray
+from radixfleet.types import ModelInfo, PromptForm, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
 from router.dispatch.chooser import RETRY_AFTER_S
 from router.dispatch.request import HashArray, PreparedRequest
@@ -78,9 +78,9 @@ class Prompts:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""
         convert.check_names(request)
         model = self.model(request.model)
-        sampling_params(request.sampling, vocab_size=model.info.vocab_size)
+        _check_resume(request, sampling_params(request.sampling, vocab_size=model.info.vocab_size))
         is_ids = request.prompt.WhichOneof("form") == "token_ids"
-        if is_ids and request.prompt.ByteSize() <= _SMALL_PROMPT_BYTES:
+        if is_ids and request.prompt.ByteSize() + request.generated.ByteSize() <= _SMALL_PROMPT_BYTES:
             return _prepare(request, model)
         return await self._timed(lambda: _prepare(request, model))
 
@@ -120,7 +120,7 @@ def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel) -> Prep
     is_cacheable = not request.sampling.HasField("prompt_logprobs")
     hashes: HashArray = chain_hashes(seed, tokens) if is_cacheable else np.zeros(0, dtype=np.uint64)
     is_ids = request.prompt.WhichOneof("form") == "token_ids"
-    return PreparedRequest(
+    prepared = PreparedRequest(
         request_id=request.request_id,
         model=model.info.model,
         tokens=tokens,
@@ -135,7 +135,22 @@ def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel) -> Prep
             cache_salt=request.cache_salt,
             priority=request.priority,
         ),
+        resumable=request.resume,
     )
+    generated = convert.unpack_tokens(request.generated, "generated")
+    if not len(generated):
+        return prepared
+    convert.check_tokens(generated, vocab_size=model.info.vocab_size, field="generated")
+    return prepared.continued(generated)
+
+
+def _check_resume(request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> None:
+    if request.resume:
+        if sampling.temperature > 0.0 and sampling.seed is None:
+            raise InvalidRequest("resume needs sampling.temperature 0, or sampling.seed", field="resume")
+        check_continuable(sampling, "resume")
+    if request.HasField("generated"):
+        check_continuable(sampling, "generated")
 
 
 def _text(request: inference_pb2.DetokenizeRequest, model: ServedModel, *, skip_special_tokens: bool) -> str:

@@ -2,11 +2,12 @@
 
     enter --> forward --> settled
       ^           |
-      +-- failed before its first token, on another worker, within the budget
+      +-- failed before its first token, or in the middle of an answer that may be resumed: on another worker,
+          within the budget
 
 The client sees one Started, whichever try it belongs to: it is held back until the first token, or the end, of its own
-try is there. After the first token there is no other try; a worker that is lost then ends the stream with an error that
-says how many tokens were delivered.
+try is there. After the first token there is another try only where the client asked for it (`resume`), from the tokens
+that it has got; else a worker that is lost ends the stream with an error that says how many tokens were delivered.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class _Try:
     held: Reply | None = None
     """Started, until there is something to send after it."""
     is_visible: bool = False
-    """The client has been sent something of it."""
+    """The client has been sent something of the answer, now or by an earlier try."""
 
     @property
     def output(self) -> TokenArray:
@@ -94,32 +95,38 @@ class Dispatcher:
         """Carry `request` to its end. Raises RadixfleetError when that is a failure."""
         self._budget.earn()
         failed: list[WorkerState] = []
+        is_visible = False
         lease = await self._gate.enter(request, deadline)
         while True:
             record.chosen(lease)
-            attempt = _Try(lease)
+            attempt = _Try(lease, is_visible=is_visible)
             try:
                 await self._forward(attempt, record, send, deadline())
             except LinkFailure as failure:
                 _warn(failure, attempt)
+                if attempt.num_tokens:  # whoever failed before has had time to come back
+                    failed.clear()
                 failed.append(lease.worker)
+                is_visible = attempt.is_visible
                 lease = self._next(failure, attempt, record, failed)
             else:
                 return
 
     def _next(self, failure: LinkFailure, attempt: _Try, record: RequestRecord, failed: Sequence[WorkerState]) -> Lease:
         """Another worker for the request, booked; or raise what the client is to hear."""
-        if attempt.is_visible or record.retries >= self._max_retries or not _is_harmless(failure):
-            raise _error(failure, attempt) from failure
+        request = attempt.lease.request
+        is_allowed = request.resumable if attempt.is_visible else len(failed) <= self._max_retries
+        if not is_allowed or not _is_harmless(failure):
+            raise _error(failure, attempt, record) from failure
         if not self._budget.spend():
             self._metrics.retries.labels("refused").inc()
-            raise _error(failure, attempt) from failure
+            raise _error(failure, attempt, record) from failure
         try:
-            lease = self._gate.enter_again(attempt.lease.request, failed)
+            lease = self._gate.enter_again(request.continued(attempt.output) if attempt.num_tokens else request, failed)
         except Unavailable:
-            raise _error(failure, attempt) from failure
+            raise _error(failure, attempt, record) from failure
         record.retries += 1
-        self._metrics.retries.labels("retried").inc()
+        self._metrics.retries.labels("resumed" if attempt.is_visible else "retried").inc()
         return lease
 
     async def _forward(self, attempt: _Try, record: RequestRecord, send: Send, timeout_s: float | None) -> None:
@@ -146,13 +153,13 @@ class Dispatcher:
         if reply.kind == "started":
             lease.started(reply.cached_tokens)
             record.cached_tokens = reply.cached_tokens
-            attempt.held = reply
+            attempt.held = None if attempt.is_visible else reply
             return
         if reply.token_ids:
             lease.first_token()
             self._log.first_token(record)
             attempt.num_tokens += len(reply.token_ids)
-            record.output_tokens = attempt.num_tokens
+            record.output_tokens += len(reply.token_ids)
             if not reply.index:
                 attempt.first_output.extend(reply.token_ids)
         attempt.is_visible = True
@@ -170,9 +177,9 @@ def _is_harmless(failure: LinkFailure) -> bool:
     )
 
 
-def _error(failure: LinkFailure, attempt: _Try) -> RadixfleetError:
+def _error(failure: LinkFailure, attempt: _Try, record: RequestRecord) -> RadixfleetError:
     """What the client hears of a request that will not be tried again."""
-    delivered = attempt.num_tokens
+    delivered = record.output_tokens
     if delivered and (failure.kind == "transport" or isinstance(failure.error, Unavailable)):
         return Unavailable(
             f"worker {attempt.lease.worker.name} was lost after {delivered} tokens: the answer is not complete",

@@ -43,7 +43,7 @@ class RequestRecord:
     def chosen(self, lease: Lease) -> None:
         """It goes to the lease's worker."""
         self.model = lease.request.model
-        self.prompt_tokens = lease.request.prompt_tokens
+        self.prompt_tokens = self.prompt_tokens or lease.request.prompt_tokens
         self.worker = lease.worker.name
         self.reason = lease.decision.reason
         self.predicted_tokens = lease.decision.predicted_cached_tokens

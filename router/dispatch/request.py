@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from radixfleet import convert
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes
 from radixfleet.types import BlockHash, TokenArray
 from radixfleet.v1 import inference_pb2
@@ -23,6 +24,7 @@ class PreparedRequest:
     model: str
     """The model's own name, never empty."""
     tokens: TokenArray
+    """The prompt, and behind it what the client has of the answer already."""
     seed: BlockHash
     """Where the chain of block hashes begins."""
     block_hashes: HashArray
@@ -31,10 +33,12 @@ class PreparedRequest:
     """Of the tokenizer that made the tokens: other tokenizers' workers cannot take them. None: the client sent ids."""
     message: inference_pb2.GenerateRequest
     """What the worker is sent: the prompt as packed token ids."""
+    resumable: bool = False
+    """When its worker is lost in the middle of the answer, another one may go on with it."""
 
     @property
     def prompt_tokens(self) -> int:
-        """Length of the prompt."""
+        """Length of `tokens`: for a worker, all of it is prompt."""
         return len(self.tokens)
 
     def output_hashes(self, output: TokenArray) -> HashArray:
@@ -42,6 +46,21 @@ class PreparedRequest:
 
         The last token is left out: it was sampled and never computed, so the worker has no KV of it.
         """
+        return self._hashes_behind(output[:-1])
+
+    def continued(self, output: TokenArray) -> PreparedRequest:
+        """The request for the rest of its answer, of which the client has got `output`."""
+        message = inference_pb2.GenerateRequest()
+        message.CopyFrom(self.message)
+        message.generated.packed += convert.pack_tokens(output).packed
+        return replace(
+            self,
+            tokens=np.concatenate([self.tokens, output]),
+            block_hashes=np.concatenate([self.block_hashes, self._hashes_behind(output)]),
+            message=message,
+        )
+
+    def _hashes_behind(self, output: TokenArray) -> HashArray:
         parent = BlockHash(int(self.block_hashes[-1])) if len(self.block_hashes) else self.seed
         tail = self.tokens[len(self.block_hashes) * BLOCK_TOKENS :]
-        return chain_hashes(parent, np.concatenate([tail, output[:-1]]))
+        return chain_hashes(parent, np.concatenate([tail, output]))

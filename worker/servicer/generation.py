@@ -101,9 +101,13 @@ class Generation:
         text: OutputText,
         observer: Observer,
         *,
+        generated_tokens: int,
         arrived_s: float,
     ) -> None:
-        """Begins to read at once, so it needs a running event loop. `arrived_s`: when the request came."""
+        """Begins to read at once, so it needs a running event loop.
+
+        `generated_tokens`: of the answer, that the client has already. `arrived_s`: when the request came.
+        """
         self.identity = identity
         self.outcome: Outcome | None = None
         """None while it runs."""
@@ -116,7 +120,7 @@ class Generation:
         self._first_token_s: float | None = None
         self._last_token_s = arrived_s
         self._cached_tokens = 0
-        self._completion_tokens = 0
+        self._completion_tokens = generated_tokens
         self._outbox = _Outbox()
         self._news = asyncio.Event()
         """The outbox was filled, or the reading has ended."""
@@ -226,7 +230,7 @@ class Generation:
         first_token_s = now_s if self._first_token_s is None else self._first_token_s
         return Usage(
             prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
+            cached_tokens=min(self._cached_tokens, self._prompt_tokens),
             completion_tokens=self._completion_tokens,
             queue_s=max(0.0, admitted_s - self._arrived_s),
             prefill_s=max(0.0, first_token_s - admitted_s),

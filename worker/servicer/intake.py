@@ -16,7 +16,7 @@ import numpy as np
 
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
-from radixfleet.sampling import sampling_params
+from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
@@ -35,11 +35,15 @@ class Prepared:
     """A request that can be submitted."""
 
     tokens: TokenArray
+    """The prompt."""
+    generated: TokenArray
+    """The beginning of the answer, which the client has already; mostly empty."""
     sampling: SamplingParams
     stops: StopStrings | None
     stop_token_ids: tuple[int, ...]
     """All that end the generation: the model's end-of-sequence tokens, unless ignored, and the request's own."""
     max_new_tokens: int
+    """`generated` among them."""
     namespace: tuple[str, ...]
     priority: int
 
@@ -48,15 +52,15 @@ class Prepared:
         sampling = self.sampling
         return Submit(
             uid=uid,
-            token_ids=self.tokens.view(np.int32),
+            token_ids=np.concatenate([self.tokens, self.generated]).view(np.int32),
             namespace=self.namespace,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             seed=sampling.seed if sampling.seed is not None else secrets.randbits(63),
-            max_new_tokens=self.max_new_tokens,
-            min_new_tokens=sampling.min_new_tokens,
+            max_new_tokens=self.max_new_tokens - len(self.generated),
+            min_new_tokens=max(0, sampling.min_new_tokens - len(self.generated)),
             stop_token_ids=self.stop_token_ids,
             priority=self.priority,
         )
@@ -93,13 +97,15 @@ class Intake:
     def _prepare(self, request: inference_pb2.GenerateRequest, ready: Ready) -> Prepared:
         sampling = sampling_params(request.sampling, vocab_size=self._tokenizer.vocab_size)
         tokens = self._tokens(request.prompt)
+        max_new_tokens = self._max_new_tokens(sampling, len(tokens), Limits.from_ready(ready))
         end_of_sequence = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
         return Prepared(
             tokens=tokens,
+            generated=self._generated(request, sampling, max_new_tokens),
             sampling=sampling,
             stops=StopStrings(sampling.stop) if sampling.stop else None,
             stop_token_ids=tuple(dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids))),
-            max_new_tokens=self._max_new_tokens(sampling, len(tokens), Limits.from_ready(ready)),
+            max_new_tokens=max_new_tokens,
             namespace=blocks.namespace(self._model, request.cache_salt),
             priority=request.priority,
         )
@@ -108,6 +114,20 @@ class Intake:
         tokens = self._tokenizer.encode_prompt(convert.prompt_form(prompt))
         convert.check_tokens(tokens, vocab_size=self._tokenizer.vocab_size)
         return tokens
+
+    def _generated(
+        self, request: inference_pb2.GenerateRequest, sampling: SamplingParams, max_new_tokens: int
+    ) -> TokenArray:
+        generated = convert.unpack_tokens(request.generated, "generated")
+        if len(generated):
+            check_continuable(sampling, "generated")
+            convert.check_tokens(generated, vocab_size=self._tokenizer.vocab_size, field="generated")
+            if len(generated) > max_new_tokens:
+                raise InvalidRequest(
+                    f"generated has {len(generated)} tokens, but the answer has at most {max_new_tokens}",
+                    field="generated",
+                )
+        return generated
 
     def _text(self, request: inference_pb2.DetokenizeRequest) -> str:
         ids = np.array(request.token_ids, dtype=np.uint32)

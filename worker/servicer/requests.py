@@ -15,6 +15,7 @@ from radixfleet.v1 import inference_pb2
 from worker.core.messages import Ready
 from worker.engine.handle import EngineHandle
 from worker.metrics import Outcome
+from worker.servicer.continuation import ended_stream, replay
 from worker.servicer.generation import Generation, Identity, Observer
 from worker.servicer.intake import Prepared
 from worker.text.detokenizer import Detokenizer
@@ -66,13 +67,17 @@ class RunningRequests:
     def start(self, request: inference_pb2.GenerateRequest, prepared: Prepared, *, arrived_s: float) -> Generation:
         """Submit a request; the caller ends it. Raises Unavailable."""
         self.require_serving()
-        stream = self._engine.submit(prepared.submit(self._engine.next_uid()))
+        text = self._output_text(prepared)
+        uid = self._engine.next_uid()
+        ended = replay(prepared, text, uid)
+        stream = self._engine.submit(prepared.submit(uid)) if ended is None else ended_stream(ended)
         generation = Generation(
             Identity(ExecutionId(secrets.token_hex(12)), request.request_id, self._worker_id, request.lease_id),
             len(prepared.tokens),
             stream,
-            self._output_text(prepared),
+            text,
             self._observer,
+            generated_tokens=len(prepared.generated),
             arrived_s=arrived_s,
         )
         self._running[generation.identity.execution_id] = generation

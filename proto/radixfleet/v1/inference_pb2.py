@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dradixfleet/v1/inference.proto\x12\rradixfleet.v1\"\'\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0e\n\x06packed\x18\x02 \x01(\x0c\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"r\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.radixfleet.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"s\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.radixfleet.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.radixfleet.v1.ChatH\x00\x42\x06\n\x04\x66orm\"\xc3\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x07 \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\x0b\x88\x01\x01\x12@\n\nlogit_bias\x18\x0f \x03(\x0b\x32,.radixfleet.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\r\x88\x01\x01\x12\x0e\n\x01n\x18\x12 \x01(\x04H\x0e\x88\x01\x01\x12\'\n\x07grammar\x18\x13 \x01(\x0b\x32\x16.radixfleet.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"`\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\xc4\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x06prompt\x18\x03 \x01(\x0b\x32\x15.radixfleet.v1.Prompt\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.radixfleet.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x10\n\x08lease_id\x18\x07 \x01(\t\"\xe3\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.radixfleet.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.radixfleet.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.radixfleet.v1.FinishedH\x00\x12\x38\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x1d.radixfleet.v1.PromptLogprobsH\x00\x12\r\n\x05index\x18\x05 \x01(\rB\x07\n\x05\x65vent\"\xb0\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x30\n\x05route\x18\x06 \x01(\x0b\x32\x1c.radixfleet.v1.RouteDecisionH\x00\x88\x01\x01\x42\x08\n\x06_route\"a\n\rRouteDecision\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x03 \x01(\r\x12\x0f\n\x07retries\x18\x04 \x01(\r\"X\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.radixfleet.v1.TokenLogprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"M\n\x0ePromptLogprobs\x12\r\n\x05start\x18\x01 \x01(\r\x12,\n\x06tokens\x18\x02 \x03(\x0b\x32\x1c.radixfleet.v1.TokenLogprobs\"\xa9\x01\n\x08\x46inished\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.radixfleet.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0cmatched_stop\x18\x03 \x01(\tH\x00\x12\x1a\n\x10matched_token_id\x18\x04 \x01(\rH\x00\x12#\n\x05usage\x18\x05 \x01(\x0b\x32\x14.radixfleet.v1.UsageB\t\n\x07matched\"\x86\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x06 \x01(\x01\"G\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x06prompt\x18\x02 \x01(\x0b\x32\x15.radixfleet.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xc2\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1d\n\x15tokenizer_fingerprint\x18\x06 \x01(\x06\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0enum_parameters\x18\x08 \x01(\x04*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xc8\x02\n\tInference\x12M\n\x08Generate\x12\x1e.radixfleet.v1.GenerateRequest\x1a\x1f.radixfleet.v1.GenerateResponse0\x01\x12K\n\x08Tokenize\x12\x1e.radixfleet.v1.TokenizeRequest\x1a\x1f.radixfleet.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .radixfleet.v1.DetokenizeRequest\x1a!.radixfleet.v1.DetokenizeResponse\x12L\n\x0cGetModelInfo\x12\".radixfleet.v1.GetModelInfoRequest\x1a\x18.radixfleet.v1.ModelInfob\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dradixfleet/v1/inference.proto\x12\rradixfleet.v1\"\'\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0e\n\x06packed\x18\x02 \x01(\x0c\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"r\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.radixfleet.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x42\x18\n\x16_add_generation_prompt\"s\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x17.radixfleet.v1.TokenIdsH\x00\x12#\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x13.radixfleet.v1.ChatH\x00\x42\x06\n\x04\x66orm\"\xc3\x06\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1b\n\x0emax_new_tokens\x18\x06 \x01(\x04H\x05\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x07 \x01(\x04H\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x0b \x01(\x08H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0e \x01(\x01H\x0b\x88\x01\x01\x12@\n\nlogit_bias\x18\x0f \x03(\x0b\x32,.radixfleet.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\x0c\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x11 \x01(\rH\r\x88\x01\x01\x12\x0e\n\x01n\x18\x12 \x01(\x04H\x0e\x88\x01\x01\x12\'\n\x07grammar\x18\x13 \x01(\x0b\x32\x16.radixfleet.v1.Grammar\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x11\n\x0f_max_new_tokensB\x11\n\x0f_min_new_tokensB\r\n\x0b_ignore_eosB\x16\n\x14_skip_special_tokensB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"`\n\x07Grammar\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x03 \x01(\tH\x00\x12\x0e\n\x04lark\x18\x04 \x01(\tH\x00\x42\x06\n\x04\x66orm\"\x80\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12%\n\x06prompt\x18\x03 \x01(\x0b\x32\x15.radixfleet.v1.Prompt\x12/\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.radixfleet.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x10\n\x08lease_id\x18\x07 \x01(\t\x12\x0e\n\x06resume\x18\x08 \x01(\x08\x12*\n\tgenerated\x18\t \x01(\x0b\x32\x17.radixfleet.v1.TokenIds\"\xe3\x01\n\x10GenerateResponse\x12)\n\x07started\x18\x01 \x01(\x0b\x32\x16.radixfleet.v1.StartedH\x00\x12%\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32\x14.radixfleet.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x17.radixfleet.v1.FinishedH\x00\x12\x38\n\x0fprompt_logprobs\x18\x04 \x01(\x0b\x32\x1d.radixfleet.v1.PromptLogprobsH\x00\x12\r\n\x05index\x18\x05 \x01(\rB\x07\n\x05\x65vent\"\xb0\x01\n\x07Started\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0c\x65xecution_id\x18\x02 \x01(\t\x12\x11\n\tworker_id\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rcached_tokens\x18\x05 \x01(\r\x12\x30\n\x05route\x18\x06 \x01(\x0b\x32\x1c.radixfleet.v1.RouteDecisionH\x00\x88\x01\x01\x42\x08\n\x06_route\"a\n\rRouteDecision\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x1f\n\x17predicted_cached_tokens\x18\x03 \x01(\r\x12\x0f\n\x07retries\x18\x04 \x01(\r\"X\n\x05\x44\x65lta\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12.\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1c.radixfleet.v1.TokenLogprobs\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"M\n\x0ePromptLogprobs\x12\r\n\x05start\x18\x01 \x01(\r\x12,\n\x06tokens\x18\x02 \x03(\x0b\x32\x1c.radixfleet.v1.TokenLogprobs\"\xa9\x01\n\x08\x46inished\x12+\n\x06reason\x18\x01 \x01(\x0e\x32\x1b.radixfleet.v1.FinishReason\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x16\n\x0cmatched_stop\x18\x03 \x01(\tH\x00\x12\x1a\n\x10matched_token_id\x18\x04 \x01(\rH\x00\x12#\n\x05usage\x18\x05 \x01(\x0b\x32\x14.radixfleet.v1.UsageB\t\n\x07matched\"\x86\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x03 \x01(\r\x12\x0f\n\x07queue_s\x18\x04 \x01(\x01\x12\x11\n\tprefill_s\x18\x05 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x06 \x01(\x01\"G\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x06prompt\x18\x02 \x01(\x0b\x32\x15.radixfleet.v1.Prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"o\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x00\x88\x01\x01\x42\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"$\n\x13GetModelInfoRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xc2\x01\n\tModelInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x1d\n\x15tokenizer_fingerprint\x18\x06 \x01(\x06\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x16\n\x0enum_parameters\x18\x08 \x01(\x04*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xc8\x02\n\tInference\x12M\n\x08Generate\x12\x1e.radixfleet.v1.GenerateRequest\x1a\x1f.radixfleet.v1.GenerateResponse0\x01\x12K\n\x08Tokenize\x12\x1e.radixfleet.v1.TokenizeRequest\x1a\x1f.radixfleet.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .radixfleet.v1.DetokenizeRequest\x1a!.radixfleet.v1.DetokenizeResponse\x12L\n\x0cGetModelInfo\x12\".radixfleet.v1.GetModelInfoRequest\x1a\x18.radixfleet.v1.ModelInfob\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=3064
-  _globals['_FINISHREASON']._serialized_end=3184
+  _globals['_FINISHREASON']._serialized_start=3124
+  _globals['_FINISHREASON']._serialized_end=3244
   _globals['_TOKENIDS']._serialized_start=48
   _globals['_TOKENIDS']._serialized_end=87
   _globals['_CHATMESSAGE']._serialized_start=89
@@ -50,35 +50,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAMMAR']._serialized_start=1206
   _globals['_GRAMMAR']._serialized_end=1302
   _globals['_GENERATEREQUEST']._serialized_start=1305
-  _globals['_GENERATEREQUEST']._serialized_end=1501
-  _globals['_GENERATERESPONSE']._serialized_start=1504
-  _globals['_GENERATERESPONSE']._serialized_end=1731
-  _globals['_STARTED']._serialized_start=1734
-  _globals['_STARTED']._serialized_end=1910
-  _globals['_ROUTEDECISION']._serialized_start=1912
-  _globals['_ROUTEDECISION']._serialized_end=2009
-  _globals['_DELTA']._serialized_start=2011
-  _globals['_DELTA']._serialized_end=2099
-  _globals['_TOKENLOGPROBS']._serialized_start=2101
-  _globals['_TOKENLOGPROBS']._serialized_end=2178
-  _globals['_PROMPTLOGPROBS']._serialized_start=2180
-  _globals['_PROMPTLOGPROBS']._serialized_end=2257
-  _globals['_FINISHED']._serialized_start=2260
-  _globals['_FINISHED']._serialized_end=2429
-  _globals['_USAGE']._serialized_start=2432
-  _globals['_USAGE']._serialized_end=2566
-  _globals['_TOKENIZEREQUEST']._serialized_start=2568
-  _globals['_TOKENIZEREQUEST']._serialized_end=2639
-  _globals['_TOKENIZERESPONSE']._serialized_start=2641
-  _globals['_TOKENIZERESPONSE']._serialized_end=2678
-  _globals['_DETOKENIZEREQUEST']._serialized_start=2680
-  _globals['_DETOKENIZEREQUEST']._serialized_end=2791
-  _globals['_DETOKENIZERESPONSE']._serialized_start=2793
-  _globals['_DETOKENIZERESPONSE']._serialized_end=2827
-  _globals['_GETMODELINFOREQUEST']._serialized_start=2829
-  _globals['_GETMODELINFOREQUEST']._serialized_end=2865
-  _globals['_MODELINFO']._serialized_start=2868
-  _globals['_MODELINFO']._serialized_end=3062
-  _globals['_INFERENCE']._serialized_start=3187
-  _globals['_INFERENCE']._serialized_end=3515
+  _globals['_GENERATEREQUEST']._serialized_end=1561
+  _globals['_GENERATERESPONSE']._serialized_start=1564
+  _globals['_GENERATERESPONSE']._serialized_end=1791
+  _globals['_STARTED']._serialized_start=1794
+  _globals['_STARTED']._serialized_end=1970
+  _globals['_ROUTEDECISION']._serialized_start=1972
+  _globals['_ROUTEDECISION']._serialized_end=2069
+  _globals['_DELTA']._serialized_start=2071
+  _globals['_DELTA']._serialized_end=2159
+  _globals['_TOKENLOGPROBS']._serialized_start=2161
+  _globals['_TOKENLOGPROBS']._serialized_end=2238
+  _globals['_PROMPTLOGPROBS']._serialized_start=2240
+  _globals['_PROMPTLOGPROBS']._serialized_end=2317
+  _globals['_FINISHED']._serialized_start=2320
+  _globals['_FINISHED']._serialized_end=2489
+  _globals['_USAGE']._serialized_start=2492
+  _globals['_USAGE']._serialized_end=2626
+  _globals['_TOKENIZEREQUEST']._serialized_start=2628
+  _globals['_TOKENIZEREQUEST']._serialized_end=2699
+  _globals['_TOKENIZERESPONSE']._serialized_start=2701
+  _globals['_TOKENIZERESPONSE']._serialized_end=2738
+  _globals['_DETOKENIZEREQUEST']._serialized_start=2740
+  _globals['_DETOKENIZEREQUEST']._serialized_end=2851
+  _globals['_DETOKENIZERESPONSE']._serialized_start=2853
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2887
+  _globals['_GETMODELINFOREQUEST']._serialized_start=2889
+  _globals['_GETMODELINFOREQUEST']._serialized_end=2925
+  _globals['_MODELINFO']._serialized_start=2928
+  _globals['_MODELINFO']._serialized_end=3122
+  _globals['_INFERENCE']._serialized_start=3247
+  _globals['_INFERENCE']._serialized_end=3575
 # @@protoc_insertion_point(module_scope)

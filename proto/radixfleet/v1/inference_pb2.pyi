@@ -409,8 +409,12 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     LEASE_ID_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    GENERATED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The client's own name for the request, echoed back and written to logs. Need not be unique."""
+    """The client's own name for the request, echoed back and written to logs. Need not be unique. A router makes one up
+    where it is empty.
+    """
     model: _builtins.str
     """Which model; empty means the only one served."""
     cache_salt: _builtins.str
@@ -419,10 +423,22 @@ class GenerateRequest(_message.Message):
     """Higher runs first where the worker orders its queue by priority. Default 0."""
     lease_id: _builtins.str
     """From Fleet.Route: lets the router account for a request that goes to the worker directly."""
+    resume: _builtins.bool
+    """When the worker is lost in the middle of the answer, the router goes on with it on another one, from the tokens that
+    were sent; the client sees one stream, with no token lost or repeated. Only where the tokens do not depend on who
+    computes them: temperature 0, or a seed. Usage has the times of the last worker.
+    """
     @_builtins.property
     def prompt(self) -> Global___Prompt: ...
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
+    @_builtins.property
+    def generated(self) -> Global___TokenIds:
+        """The beginning of the answer, which the client has already: the answer goes on after it. These tokens are not sent
+        again. They count in max_new_tokens, min_new_tokens and usage; text and stop strings go on where they end. Not with
+        n > 1, a grammar, prompt_logprobs, or a frequency or presence penalty; the same holds for resume.
+        """
+
     def __init__(
         self,
         *,
@@ -433,10 +449,12 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         priority: _builtins.int = ...,
         lease_id: _builtins.str = ...,
+        resume: _builtins.bool = ...,
+        generated: Global___TokenIds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["generated", b"generated", "prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "lease_id", b"lease_id", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "generated", b"generated", "lease_id", b"lease_id", "model", b"model", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "resume", b"resume", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -498,7 +516,7 @@ class Started(_message.Message):
     worker_id: _builtins.str
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
-    """Prompt tokens whose KV the worker found in its cache."""
+    """Prompt tokens whose KV the worker found in its cache; with `generated`, perhaps some of those too."""
     @_builtins.property
     def route(self) -> Global___RouteDecision:
         """How the router chose; absent from a worker that was called directly."""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from radixfleet.convert import unpack_tokens
 from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.v1 import inference_pb2
 from router.dispatch.dispatcher import Dispatcher
@@ -51,10 +52,12 @@ class ScriptedLink:
     parts: Parts
     scripts: list[Sequence[Step]]
     timeouts_s: list[float | None] = field(default_factory=list)
+    requests: list[PreparedRequest] = field(default_factory=list)
     closed: int = 0
 
     async def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
         self.timeouts_s.append(timeout_s)
+        self.requests.append(request)
         try:
             for step in self.scripts.pop(0):
                 if isinstance(step, LinkFailure):
@@ -81,6 +84,7 @@ class Carrying:
         self.retries: list[int] = []
         self.record: RequestRecord | None = None
         self.send_gate: asyncio.Event | None = None
+        self.resumable = False
         self.dispatcher = Dispatcher(
             Gate(self.parts.chooser, max_waiting=0, metrics=self.parts.metrics, clock=self.parts.clock),
             self._link_to,
@@ -103,7 +107,9 @@ class Carrying:
 
     async def run(self, timeout_s: float | None = None) -> None:
         with self.log.follow("r", lambda: timeout_s) as self.record:
-            await self.dispatcher.run(prepared(300), self.record, self._send, lambda: timeout_s)
+            await self.dispatcher.run(
+                prepared(300, resumable=self.resumable), self.record, self._send, lambda: timeout_s
+            )
 
     def outcome(self, name: str) -> float | None:
         labels = {"outcome": name}
@@ -305,13 +311,71 @@ async def test_a_request_cut_by_its_deadline_is_not_counted_as_cancelled() -> No
     assert carrying.outcome("deadline_exceeded") == 1
 
 
+async def resume(carrying: Carrying) -> None:
+    carrying.resumable = True
+    await carrying.run()
+
+
+@pytest.mark.parametrize("failure", [lost(), says(Unavailable("the engine restarted"))])
+async def test_a_resumable_answer_goes_on_elsewhere_from_the_tokens_that_were_sent(failure: LinkFailure) -> None:
+    carrying = Carrying([STARTED, delta(1), delta(2, 3), failure], [STARTED, delta(4), FINISHED])
+    await resume(carrying)
+    assert carrying.got == [STARTED, delta(1), delta(2, 3), delta(4), FINISHED]
+    first, second = carrying.link.requests
+    assert first.message.generated.packed == b""
+    assert unpack_tokens(second.message.generated).tolist() == [1, 2, 3]
+    assert second.prompt_tokens == 303
+    assert second.tokens[300:].tolist() == [1, 2, 3]
+    assert len(carrying.tried) == 2
+    assert carrying.tried[0] is not carrying.tried[1]
+    assert carrying.record is not None
+    assert (carrying.record.output_tokens, carrying.record.prompt_tokens, carrying.record.retries) == (4, 300, 1)
+    assert carrying.outcome("ok") == 1
+    carrying.check_settled()
+
+
+async def test_an_answer_is_resumed_as_often_as_it_makes_headway_and_never_says_started_twice() -> None:
+    """A worker that failed before may be good again later; failures without a token go on to others."""
+    scripts = [[STARTED, delta(1), lost()], [STARTED, lost()], [STARTED, delta(2), lost()], [lost()], WHOLE]
+    carrying = Carrying(*scripts, workers=3)
+    await resume(carrying)
+    assert carrying.got == [STARTED, delta(1), delta(2), *WHOLE[1:]]
+    assert [len(request.message.generated.packed) // 4 for request in carrying.link.requests] == [0, 1, 1, 2, 2]
+    carrying.check_settled()
+
+
+async def test_an_answer_that_nobody_can_go_on_with_ends_with_all_that_was_delivered() -> None:
+    carrying = Carrying([STARTED, delta(1), lost()], [STARTED, delta(2), lost()], [lost()], workers=2, ratio=0.1)
+    with pytest.raises(Unavailable, match="after 2 tokens"):
+        await resume(carrying)
+    carrying.check_settled()
+
+
+async def test_resuming_spends_the_budget() -> None:
+    """Behaviour 53: a fleet that keeps dying is not asked for ever."""
+    carrying = Carrying(*([STARTED, delta(1), lost()] for _ in range(50)), workers=30, ratio=0.0)
+    with pytest.raises(Unavailable, match="after 1 tokens"):
+        await resume(carrying)
+    assert len(carrying.tried) == 1
+    carrying.check_settled()
+
+
+@pytest.mark.parametrize("error", [InternalError("NaN"), InvalidRequest("no"), DeadlineExceeded("late")])
+async def test_what_would_fail_elsewhere_too_is_not_resumed(error: RadixfleetError) -> None:
+    carrying = Carrying([STARTED, delta(1), says(error)], WHOLE)
+    with pytest.raises(type(error)):
+        await resume(carrying)
+    assert len(carrying.tried) == 1
+    carrying.check_settled()
+
+
 steps = st.lists(st.sampled_from(["started", "token", "finish", "lost", "says", "hang", "pass"]), max_size=5)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(steps, min_size=1, max_size=6), st.lists(st.integers(0, 6), min_size=6, max_size=6))
+@given(st.lists(steps, min_size=1, max_size=6), st.lists(st.integers(0, 6), min_size=6, max_size=6), st.booleans())
 def test_whatever_workers_and_clients_do_every_counter_returns_to_zero(
-    scripts: list[list[str]], patience: list[int]
+    scripts: list[list[str]], patience: list[int], resumable: bool
 ) -> None:
     """Behaviour 44: successes, errors, retries, hangs and cancellations at any point, several at a time."""
 
@@ -330,6 +394,7 @@ def test_whatever_workers_and_clients_do_every_counter_returns_to_zero(
     async def play() -> None:
         played = [[step(name) for name in script] for script in scripts]
         carrying = Carrying(*played, *([lost()] for _ in range(20)), workers=2)
+        carrying.resumable = resumable
         tasks = [asyncio.create_task(carrying.run()) for _ in scripts]
         for turns, task in zip(patience, tasks, strict=False):
             for _ in range(turns):
