@@ -2,13 +2,19 @@
 
     stage     what ran short                           what helps                        what would not
     load      the device, for the weights alone        more memory, a smaller model      any share or chunk setting
+              the device, while they were read         the same, or what else runs there any share or chunk setting
     start     KV pool, held by mem_fraction_static     a larger mem_fraction_static      a smaller chunk
               KV pool, held by the activation peak     a smaller chunk, fewer requests   a larger mem_fraction_static
               KV pool, held by max_total_tokens        a larger max_total_tokens         more memory
               KV pool, on a device too small           more memory, a shorter context    any share or chunk setting
+              the device, in the largest step          a smaller chunk, fewer requests   any share
+              the device, for the pool as planned      what else runs there, a smaller   a smaller chunk
+                                                       share
     prefill   the device, in a step with chunks        a smaller chunk, a smaller share  fewer requests
     decode    the device, in a step without            fewer requests, a smaller share   a smaller chunk
+    sampling  the device, over the vocabulary          fewer requests, a smaller share   a smaller chunk
     kv_full   KV pages, while requests run             fewer requests, more KV           a smaller chunk
+              KV pages, for one request alone          more KV, a shorter request        fewer requests
 
 Pure: stage and numbers in, text out. The plan of memory raises it; the engine logs it and puts it into statuses.
 """
@@ -26,26 +32,30 @@ class Stage(StrEnum):
     START = "start"
     PREFILL = "prefill"
     DECODE = "decode"
+    SAMPLING = "sampling"
     KV_FULL = "kv_full"
 
 
 class Bound(StrEnum):
-    """What holds the KV pool to its size."""
+    """What held it: which of a stage's rows is meant, where it has several."""
 
     FRACTION = "mem_fraction_static"
     ACTIVATIONS = "activation peak"
     CAP = "max_total_tokens"
     DEVICE = "device memory"
+    ALLOCATION = "allocation"
+    """Not the plan: the device refused what should have been there."""
+    LARGEST_STEP = "largest step"
+    ONE_REQUEST = "one request"
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """The numbers of one shortage."""
+    """The numbers of one shortage: bytes, but tokens at KV_FULL. None where nobody knows."""
 
-    needed_bytes: int
-    available_bytes: int
+    needed: int | None
+    available: int | None
     bound: Bound | None = None
-    """At START: what holds the KV pool; else None."""
     enough: str = ""
     """The value of the advised setting that would do, where it can be told."""
 
@@ -63,11 +73,17 @@ class Advice:
 _MORE_MEMORY = (
     "Use a device with more memory (--device-memory where its size is a setting), a smaller model or a quantized one"
 )
+_MORE_KV = "--mem-fraction-static, --max-total-tokens, --device-memory"
 
 _TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
     (Stage.LOAD, None): (
         "device_memory",
         "The weights alone need {needed} and the device has {available}. "
+        f"{_MORE_MEMORY}; no other setting can make room.",
+    ),
+    (Stage.LOAD, Bound.ALLOCATION): (
+        "device_memory",
+        "The device ran out of memory while the weights were read{numbers}. End what else uses it. "
         f"{_MORE_MEMORY}; no other setting can make room.",
     ),
     (Stage.START, Bound.FRACTION): (
@@ -90,35 +106,65 @@ _TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
         "The KV pool needs at least {needed} and the weights leave {available}. "
         f"{_MORE_MEMORY}, or a smaller --context-length.",
     ),
+    (Stage.START, Bound.LARGEST_STEP): (
+        "chunked_prefill_size",
+        "The largest step, tried at start, ran out of device memory{numbers}. "
+        "Lower --chunked-prefill-size, then --max-running-requests.",
+    ),
+    (Stage.START, Bound.ALLOCATION): (
+        "mem_fraction_static",
+        "The device refused the KV pool that was planned{numbers}. "
+        "End what else uses the device, or lower --mem-fraction-static.",
+    ),
     (Stage.PREFILL, None): (
         "chunked_prefill_size",
-        "A prefill step ran out of device memory: it needed {needed} and {available} were free. "
+        "A prefill step ran out of device memory{numbers}. "
         "Lower --chunked-prefill-size, or lower --mem-fraction-static to leave the activations more.",
     ),
     (Stage.DECODE, None): (
         "max_running_requests",
-        "A decode step ran out of device memory: it needed {needed} and {available} were free. "
+        "A decode step ran out of device memory{numbers}. "
+        "Lower --max-running-requests, or lower --mem-fraction-static to leave the activations more.",
+    ),
+    (Stage.SAMPLING, None): (
+        "max_running_requests",
+        "Sampling ran out of device memory{numbers}: it grows with the requests in a step and the vocabulary. "
         "Lower --max-running-requests, or lower --mem-fraction-static to leave the activations more.",
     ),
     (Stage.KV_FULL, None): (
         "max_running_requests",
         "The KV pool of {available} is full and the running requests need {needed}. Run fewer at once "
-        "(--max-running-requests) or on more workers, or give the pool more (--mem-fraction-static, --device-memory).",
+        f"(--max-running-requests) or on more workers, or give the pool more ({_MORE_KV}).",
+    ),
+    (Stage.KV_FULL, Bound.ONE_REQUEST): (
+        "max_total_tokens",
+        "The KV pool of {available} is too small for one request, which runs alone and needs {needed}. "
+        f"Lower its max_new_tokens or shorten its prompt, or give the pool more ({_MORE_KV}).",
     ),
 }
 
 
 def advise(stage: Stage, shortage: Shortage) -> Advice:
-    """The advice for a shortage at a stage. At START, `shortage.bound` must say what held the KV pool."""
-    setting, text = _TABLE[stage, shortage.bound if stage is Stage.START else None]
+    """The advice for a shortage at a stage. Where a stage has several rows, `shortage.bound` must say which."""
+    setting, text = _TABLE[stage, shortage.bound]
+    size = format_tokens if stage is Stage.KV_FULL else format_bytes
+    needed, available = (
+        "an unknown amount" if number is None else size(number) for number in (shortage.needed, shortage.available)
+    )
     return Advice(
         text=text.format(
-            needed=format_bytes(shortage.needed_bytes),
-            available=format_bytes(shortage.available_bytes),
+            needed=needed,
+            available=available,
             enough=f" to {shortage.enough} or more" if shortage.enough else "",
+            numbers="" if shortage.needed is None else f": it asked for {needed} and {available} were free",
         ),
         setting=setting,
     )
+
+
+def format_tokens(num_tokens: int) -> str:
+    """A number of tokens for people: "4,096 tokens"."""
+    return f"{num_tokens:,} tokens"
 
 
 def format_bytes(num_bytes: int) -> str:
