@@ -160,6 +160,10 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     step_s: list[float]
     """Duration of each step ended since the last report, and the device's idle time before it while work waited."""
     bubble_s: list[float]
+    step_limits: tuple[int, int] = (0, 0)
+    """Prompt tokens in chunks and sequences that a step may have now: below the capacity after a shortage of memory."""
+    advice: dict[str, str] = {}
+    """By stage, for the operator: what to change, while memory is short there or was so a moment ago."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from radixfleet.types import Grammar
 from worker.core.logits import LogitEdits, StepLogprobs
+from worker.core.out_of_memory import OutOfMemory
 
 Int32Array: TypeAlias = npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
@@ -116,6 +117,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Sequences whose grammar allows no token after the one sampled."""
     causes: tuple[tuple[int, str], ...] = ()
     """(sequence, why it failed), where that is not a NaN: one sentence for the client."""
+    out_of_memory: OutOfMemory | None = None
+    """Set beside `error` when it was memory that was short: the step is taken back, and tried again smaller."""
 
 
 RunnerOrder: TypeAlias = StepPlan | Compile
