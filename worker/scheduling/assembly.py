@@ -53,6 +53,10 @@ def assemble(
     rows = np.array([piece.request.held.row for piece in pieces], dtype=np.int32)
     starts = np.array([piece.start for piece in pieces], dtype=np.int32)
     chunks = pieces[num_decodes:]
+    lengths = np.ones(len(pieces), dtype=np.int32)
+    lengths[num_decodes:] = [piece.length for piece in chunks]
+    samples = np.ones(len(pieces), dtype=np.bool_)
+    samples[num_decodes:] = [piece.samples for piece in chunks]
     decode_slots = table.table[rows[:num_decodes], starts[:num_decodes]]
     chunk_slots = [
         table.slots(row, c.start, c.start + c.length) for row, c in zip(rows[num_decodes:], chunks, strict=True)
@@ -63,8 +67,8 @@ def assemble(
         starts_rows=starts_rows,
         rows=rows,
         starts=starts,
-        lengths=np.array([piece.length for piece in pieces], dtype=np.int32),
-        samples=np.array([piece.samples for piece in pieces], dtype=np.bool_),
+        lengths=lengths,
+        samples=samples,
         relayed=np.arange(len(pieces)) < num_decodes,
         input_ids=np.concatenate([np.zeros(num_decodes, dtype=np.int32), *chunk_ids]),
         slots=np.concatenate([decode_slots, *chunk_slots]),

@@ -210,7 +210,14 @@ class Scheduler:
         ready = [r for r in self._running.values() if r.state is State.DECODE and r.is_growing]
         needy = [request for request in ready if request.planned == request.held.allocated]
         if len(needy) > self.holdings.available_pages:
-            needy = self._make_room(needy)
+            return self._plan_scarce(ready, needy)
+        granted = self.holdings.grow([request.held for request in needy])
+        assert granted, "pages that are available can be had"
+        return ready
+
+    def _plan_scarce(self, ready: list[Request], needy: list[Request]) -> list[Request]:
+        """The same where not each of `needy` can have the page that it needs: some leave, or skip the step."""
+        needy = self._make_room(needy)
         num_granted = min(len(needy), self.holdings.available_pages)
         granted = self.holdings.grow([request.held for request in needy[:num_granted]])
         assert granted, "pages that are available can be had"
