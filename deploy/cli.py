@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "Generate one completion for a prompt.",
     "explain": "Show where a prompt would go, and why, without sending it.",
     "workers": "List the workers that a router knows.",
+    "lab": "Compare routing policies on a simulated fleet, without a GPU.",
     "doctor": "Tell what this machine gives a worker, and what to change.",
     "worker": "Run one worker.",
     "router": "Run one router.",

@@ -1,0 +1,184 @@
+"""`radixfleet lab`: a workload on a simulated fleet, under one routing policy or several."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from deploy.lab.comparison import Run, compare
+from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
+from deploy.lab.presets import PRESETS
+from deploy.lab.simulation import prepare
+from deploy.lab.tables import results_tables
+from deploy.options import json_option
+from loadtest.catalog import CATALOG
+from loadtest.report import html_report
+from loadtest.statistics import Objective
+from loadtest.trace import ID_TOKENS, TraceError
+from loadtest.workloads import Arrival
+from router.policies import POLICY_NAMES
+
+_NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, entry in CATALOG.items())
+
+
+@click.command(epilog=f"{_NAMES}\n\nPolicies: {', '.join(POLICY_NAMES)}. GPUs: {', '.join(PRESETS)}.")
+@click.option(
+    "--workload", default="shared-prefix", show_default=True, metavar="NAME|FILE", help="A name below, or a trace."
+)
+@click.option("--policy", "policies", default="all", show_default=True, metavar="NAME,...", help="Which to compare.")
+@click.option("--workers", type=click.IntRange(1, 1000), default=8, show_default=True, help="How many.")
+@click.option("--gpu", "gpus", default="h100-8b", show_default=True, metavar="NAME,...", help="Several take turns.")
+@click.option("--kv-tokens", type=click.IntRange(min=1), help="Size of each KV pool; default: by the GPU's memory.")
+@click.option(
+    "--requests",
+    type=click.IntRange(min=1),
+    help=f"About so many; default: {DEFAULT_REQUESTS}, and all of a trace.",
+)
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests a second; default: by --load.")
+@click.option(
+    "--load",
+    type=click.FloatRange(0, min_open=True),
+    default=0.7,
+    show_default=True,
+    help="Rate as a share of what the fleet could take with perfect caching. Not for traces.",
+)
+@click.option("--speed", type=click.FloatRange(0, min_open=True), help="Replay a trace so many times as fast.")
+@click.option(
+    "--id-tokens",
+    type=click.IntRange(min=1),
+    default=ID_TOKENS,
+    show_default=True,
+    help="Tokens that each hash id of a trace stands for.",
+)
+@click.option(
+    "--routers", type=click.IntRange(1, 64), default=1, show_default=True, help="Routers that share the requests."
+)
+@click.option(
+    "--truth",
+    type=click.Choice(["deltas", "receipts"]),
+    default="deltas",
+    show_default=True,
+    help="What routers learn of caches: every change, or only what each request found.",
+)
+@click.option(
+    "--report-delay",
+    "report_delay_s",
+    type=click.FloatRange(0),
+    default=0.1,
+    show_default=True,
+    help="Seconds by which a worker's reports are late.",
+)
+@click.option(
+    "--slo-ttft",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="A good request has its first token within so many seconds,",
+)
+@click.option(
+    "--slo-itl",
+    type=click.FloatRange(0),
+    default=0.05,
+    show_default=True,
+    help="and the others so many seconds apart on average.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with charts.")
+@json_option
+def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, **options: Any) -> None:
+    """Compare routing policies on a simulated fleet, in virtual time, without a GPU.
+
+    Router and workers are the real ones: sketch, policies and books; scheduler, radix cache and page accounting. A
+    model of what each step costs stands in for the GPU. A workload is one of those below, or a file of real requests.
+
+    \b
+    radixfleet lab
+    radixfleet lab --workload zipf --workers 16 --policy min_cost,sglang,round_robin --report zipf.html
+    radixfleet lab --workload traffic.jsonl --speed 4 --gpu h100-8b,a100-8b --json
+
+    A file has a JSON object a line: timestamp (ms), input_length, output_length, and hash_ids, one for each 512 tokens
+    of the prompt; equal ids mean equal prompts up to there. This is the form of the traces that Mooncake published.
+    """
+    experiment = Experiment(**options)
+    try:
+        policies, arrivals = experiment.chosen_policies(), experiment.arrivals()
+    except (ExperimentError, TraceError) as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.UsageError(f"cannot read the trace: {error}") from error
+    facts = experiment.facts(arrivals)
+    with _progress() as progress:
+        preparing = progress.add_task("hashing prompts", total=len(arrivals))
+        workload = prepare(arrivals, lambda done: progress.update(preparing, completed=done))
+        progress.remove_task(preparing)
+        tasks = {policy.name: progress.add_task(policy.name, total=len(arrivals), start=False) for policy in policies}
+
+        def show(policy: str, ended: int) -> None:
+            progress.start_task(tasks[policy])
+            progress.update(tasks[policy], completed=ended)
+
+        runs = compare(policies, experiment.setup(), workload, Objective(slo_ttft, slo_itl), show)
+    if report is not None:
+        _write_report(report, facts, runs)
+    if as_json:
+        click.echo(json.dumps(_as_object(experiment, arrivals, facts, runs)))
+    else:
+        _print(facts, runs)
+
+
+def _progress() -> Progress:
+    """On stderr; only a terminal sees it move."""
+    return Progress(
+        TextColumn("{task.description:16s}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+def _print(facts: dict[str, str], runs: list[Run]) -> None:
+    console = Console(highlight=False)
+    for name, value in facts.items():
+        console.print(f"[bold]{name:12s}[/bold] {value}", soft_wrap=True)
+    for table in results_tables([run.summary for run in runs]):
+        console.print()
+        console.print(table)
+    for run in runs:
+        errors = sorted({outcome.error for outcome in run.result.outcomes if outcome.error})
+        for error in errors[:3]:
+            console.print(f"{run.summary.policy}: {error}", soft_wrap=True)
+
+
+def _write_report(path: Path, facts: dict[str, str], runs: list[Run]) -> None:
+    page = html_report("Radixfleet policy lab", facts, [run.result for run in runs], [run.summary for run in runs])
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write the report: {error}") from error
+
+
+def _as_object(
+    experiment: Experiment, arrivals: list[Arrival], facts: dict[str, str], runs: list[Run]
+) -> dict[str, Any]:
+    """For scripts."""
+    return {
+        "experiment": dataclasses.asdict(experiment),
+        "facts": facts,
+        "requests": len(arrivals),
+        "policies": [
+            dataclasses.asdict(run.summary)
+            | {
+                "max_to_mean_work": run.summary.max_to_mean_work,
+                "prediction_error": run.summary.prediction_error,
+            }
+            for run in runs
+        ],
+    }

@@ -1,0 +1,143 @@
+"""What `radixfleet lab` is asked for, and the fleet, the requests and the policies that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.lab.capacity import requests_per_s
+from deploy.lab.presets import PRESETS, Preset
+from deploy.lab.simulation import Setup, Truth
+from loadtest.catalog import CATALOG, Size
+from loadtest.trace import ID_TOKENS, Trace
+from loadtest.workloads import Arrival
+from router.policies import POLICY_NAMES, Policy, make_policy
+
+VOCAB_SIZE = 32_000
+DEFAULT_REQUESTS = 2000
+
+_TRACES = (
+    "a trace is a file with a JSON object a line: timestamp (ms), input_length, output_length, hash_ids; Mooncake's "
+    "are in FAST25-release/traces of https://github.com/kvcache-ai/Mooncake"
+)
+
+
+class ExperimentError(ValueError):
+    """There is no such workload, policy or GPU. `str(error)` says what there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One comparison, as the command line gives it."""
+
+    workload: str
+    """Name in the catalog, or path of a trace."""
+    policies: str = "all"
+    """Names with commas."""
+    workers: int = 8
+    gpus: str = "h100-8b"
+    """Names with commas; they take turns."""
+    kv_tokens: int | None = None
+    requests: int | None = None
+    rate: float | None = None
+    load: float = 0.7
+    speed: float | None = None
+    id_tokens: int = ID_TOKENS
+    routers: int = 1
+    truth: Truth = "deltas"
+    report_delay_s: float = 0.1
+    seed: int = 0
+
+    def chosen_policies(self) -> list[Policy]:
+        """Raises ExperimentError."""
+        names = POLICY_NAMES if self.policies == "all" else self.policies.split(",")
+        for name in names:
+            if name not in POLICY_NAMES:
+                raise ExperimentError(f"no policy is called {name!r}; there are {', '.join(POLICY_NAMES)}, and all")
+        return [make_policy(name) for name in names]
+
+    def presets(self) -> list[Preset]:
+        """What each worker is. Raises ExperimentError."""
+        kinds = []
+        for name in self.gpus.split(","):
+            if name not in PRESETS:
+                raise ExperimentError(f"no GPU is called {name!r}; there are {', '.join(PRESETS)}")
+            preset = PRESETS[name]
+            kinds.append(preset if self.kv_tokens is None else preset.with_kv_tokens(self.kv_tokens))
+        return [kinds[number % len(kinds)] for number in range(self.workers)]
+
+    def arrivals(self) -> list[Arrival]:
+        """The requests. Raises ExperimentError, TraceError, or OSError for a file that cannot be read."""
+        if self.workload in CATALOG:
+            return self._generated()
+        path = Path(self.workload)
+        if not path.is_file():
+            raise ExperimentError(
+                f"no workload is called {self.workload!r}, nor is there such a file; there are {', '.join(CATALOG)}; "
+                + _TRACES
+            )
+        arrivals = self._replayed(path, self.speed or 1.0)
+        if self.rate is None or arrivals[-1].at_s == 0:
+            return arrivals
+        return self._replayed(path, self.rate * arrivals[-1].at_s / len(arrivals))
+
+    def setup(self) -> Setup:
+        """The fleet."""
+        return Setup(
+            presets=self.presets(),
+            seed=self.seed,
+            truth=self.truth,
+            report_delay_s=self.report_delay_s,
+            num_routers=self.routers,
+        )
+
+    def facts(self, arrivals: Sequence[Arrival]) -> dict[str, str]:
+        """What was run, for people."""
+        presets = self.presets()
+        kinds = {preset.name: preset for preset in presets}
+        prompts = [arrival.prompt_tokens for arrival in arrivals]
+        answers = [arrival.max_new_tokens for arrival in arrivals]
+        entry = CATALOG.get(self.workload)
+        return {
+            "workload": f"{self.workload}: {entry.text}" if entry else self.workload,
+            "requests": f"{len(arrivals)}, {_rate(arrivals)}; seed {self.seed}",
+            "tokens": f"prompts {_spread(prompts)}; answers {_spread(answers)}",
+            "fleet": f"{self.workers} workers: " + "; ".join(f"{name} ({it.source})" for name, it in kinds.items()),
+            "KV pool": "; ".join(f"{it.kv_tokens:,} tokens" for it in kinds.values()) + " a worker",
+            "offered load": f"{offered_load(presets, arrivals):.2f} of what the fleet could do with perfect caching",
+            "router": f"{self.routers}, knows caches by {self.truth}, reports {self.report_delay_s:g} s late",
+        }
+
+    def _generated(self) -> list[Arrival]:
+        entry, presets = CATALOG[self.workload], self.presets()
+        size = Size(
+            num_workers=self.workers,
+            kv_tokens=sum(preset.kv_tokens for preset in presets),
+            num_requests=self.requests or DEFAULT_REQUESTS,
+            requests_per_s=self.rate or 1.0,
+        )
+        if self.rate is None and entry.has_rate:
+            probe = entry.make(size).arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
+            rate = self.load * requests_per_s(presets, probe)
+            size = Size(size.num_workers, size.kv_tokens, size.num_requests, rate)
+        return entry.make(size).arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
+
+    def _replayed(self, path: Path, speed: float) -> list[Arrival]:
+        trace = Trace(path, speed=speed, max_requests=self.requests, id_tokens=self.id_tokens)
+        return trace.arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
+
+
+def offered_load(presets: Sequence[Preset], arrivals: Sequence[Arrival]) -> float:
+    """The mean rate of the arrivals over what the fleet could take; infinite when all come at once."""
+    until_s = arrivals[-1].at_s
+    return len(arrivals) / until_s / requests_per_s(presets, arrivals) if until_s else float("inf")
+
+
+def _rate(arrivals: Sequence[Arrival]) -> str:
+    until_s = arrivals[-1].at_s
+    return f"{len(arrivals) / until_s:.1f} a second" if until_s else "all at once"
+
+
+def _spread(lengths: Sequence[int]) -> str:
+    return f"{sum(lengths) / len(lengths):,.0f} on average, {max(lengths):,} at most"

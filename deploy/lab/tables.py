@@ -1,0 +1,57 @@
+"""The results of a comparison as tables for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from loadtest.statistics import Summary
+from loadtest.svg import number
+
+
+def results_tables(summaries: Sequence[Summary]) -> tuple[Table, ...]:
+    """What became of the prompt tokens, latencies, throughput: a row a policy in each."""
+    return _caching(summaries), _latencies(summaries), _throughput(summaries)
+
+
+def _caching(summaries: Sequence[Summary]) -> Table:
+    table = _table("prompt tokens", "hit rate", "predicted", "reachable", "ceiling")
+    for summary in summaries:
+        shares = (summary.hit_rate, summary.predicted_rate, summary.reachable_rate, summary.ceiling)
+        table.add_row(summary.policy, *(f"{share:.3f}" for share in shares))
+    return table
+
+
+def _latencies(summaries: Sequence[Summary]) -> Table:
+    table = _table("times", "TTFT s", "p50", "p90", "p99", "ms a token p50", "p90", "p99")
+    for summary in summaries:
+        ttft, gap = summary.ttft_s, summary.inter_token_s
+        table.add_row(
+            summary.policy,
+            *(number(seconds) for seconds in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)),
+            *(number(1000 * seconds) for seconds in (gap.p50, gap.p90, gap.p99)),
+        )
+    return table
+
+
+def _throughput(summaries: Sequence[Summary]) -> Table:
+    table = _table("a second", "output tokens", "requests", "good ones", "max/mean work", "busy", "failed")
+    for summary in summaries:
+        table.add_row(
+            summary.policy,
+            number(summary.output_tokens_per_s),
+            number(summary.requests_per_s),
+            number(summary.goodput),
+            f"{summary.max_to_mean_work:.2f}",
+            f"{summary.busy_share:.2f}",
+            str(summary.failed),
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(column, justify="right" if place else "left", no_wrap=True, min_width=0 if place else 13)
+    return table

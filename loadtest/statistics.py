@@ -1,0 +1,143 @@
+"""Figures of a run: hit rates, latencies, throughput, fairness."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.results import FloatArray, Outcome, RunResult
+
+PERCENTS = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What a request must keep to count as good (a service level objective)."""
+
+    ttft_s: float = 1.0
+    inter_token_s: float = 0.05
+    """On average over the request."""
+
+    def is_met(self, outcome: Outcome) -> bool:
+        """Whether the request was complete, and fast enough."""
+        if not outcome.is_complete or outcome.first_token_s is None or outcome.ended_s is None:
+            return False
+        following = max(1, outcome.output_tokens - 1)
+        mean_gap_s = (outcome.ended_s - outcome.first_token_s) / following
+        return outcome.first_token_s - outcome.arrived_s <= self.ttft_s and mean_gap_s <= self.inter_token_s
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of times, in seconds. All 0 where there are none."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: FloatArray, counts: np.ndarray | None = None) -> Percentiles:
+        """Of `values`, each of which occurs `counts` times (once without). A percentile is one of the values."""
+        if not len(values):
+            return cls(0.0, 0.0, 0.0, 0.0)
+        weights = np.ones(len(values)) if counts is None else counts.astype(np.float64)
+        order = np.argsort(values, kind="stable")
+        reached = np.cumsum(weights[order])
+        ranks = np.searchsorted(reached, np.array(PERCENTS) / 100 * reached[-1], side="left")
+        p50, p90, p99 = (float(values[order[min(rank, len(values) - 1)]]) for rank in ranks)
+        return cls(float(np.average(values, weights=weights)), p50, p90, p99)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One run in figures. Rates are shares of prompt tokens, throughputs are per second of the whole run."""
+
+    policy: str
+    requests: int
+    failed: int
+    duration_s: float
+    hit_rate: float
+    ceiling: float
+    """What a cache that keeps everything, shared by all workers, would have hit."""
+    reachable_rate: float
+    """ceiling - reachable: evicted, or not computed yet. reachable - predicted: given up for a less loaded worker."""
+    predicted_rate: float
+    """predicted - hit: the error of the router's index."""
+    ttft_s: Percentiles
+    queue_s: Percentiles
+    """From arrival to the first step."""
+    inter_token_s: Percentiles
+    latency_s: Percentiles
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    goodput: float
+    """Good requests a second."""
+    good_share: float
+    request_shares: tuple[float, ...]
+    """Of each worker."""
+    work_shares: tuple[float, ...]
+    """The same by tokens computed: prompts without what was cached, and answers."""
+    busy_share: float
+    """Mean over the workers of the time in which they computed."""
+
+    @property
+    def max_to_mean_work(self) -> float:
+        """The most loaded worker's work over the mean; 1 is even."""
+        return max(self.work_shares) * len(self.work_shares) if self.work_shares else 0.0
+
+    @property
+    def prediction_error(self) -> float:
+        """How far predicted and found cached tokens are apart, as a share of what was found."""
+        return abs(self.predicted_rate - self.hit_rate) / self.hit_rate if self.hit_rate else self.predicted_rate
+
+
+def summarize(result: RunResult, objective: Objective) -> Summary:
+    """The figures of a run. Latencies and hit rates are those of requests that were begun."""
+    outcomes = result.outcomes
+    begun = [outcome for outcome in outcomes if outcome.first_token_s is not None]
+    complete = [outcome for outcome in outcomes if outcome.is_complete]
+    good = sum(objective.is_met(outcome) for outcome in outcomes)
+    duration_s = result.duration_s or 1.0
+    prompt_tokens = sum(outcome.prompt_tokens for outcome in begun) or 1
+    return Summary(
+        policy=result.policy,
+        requests=len(outcomes),
+        failed=len(outcomes) - len(complete),
+        duration_s=result.duration_s,
+        hit_rate=sum(outcome.cached_tokens for outcome in begun) / prompt_tokens,
+        ceiling=sum(outcome.ceiling_tokens for outcome in begun) / prompt_tokens,
+        reachable_rate=sum(outcome.reachable_tokens for outcome in begun) / prompt_tokens,
+        predicted_rate=sum(outcome.predicted_tokens for outcome in begun) / prompt_tokens,
+        ttft_s=Percentiles.of(_since_arrival(begun, "first_token_s")),
+        queue_s=Percentiles.of(_since_arrival(begun, "started_s")),
+        inter_token_s=Percentiles.of(result.gaps_s, result.gap_tokens),
+        latency_s=Percentiles.of(_since_arrival(complete, "ended_s")),
+        requests_per_s=len(complete) / duration_s,
+        prompt_tokens_per_s=sum(outcome.prompt_tokens for outcome in complete) / duration_s,
+        output_tokens_per_s=sum(outcome.output_tokens for outcome in complete) / duration_s,
+        goodput=good / duration_s,
+        good_share=good / len(outcomes) if outcomes else 0.0,
+        request_shares=_shares(result, [(outcome, 1) for outcome in begun]),
+        work_shares=_shares(result, [(outcome, _work(outcome)) for outcome in begun]),
+        busy_share=sum(result.busy_s) / duration_s / max(1, result.num_workers),
+    )
+
+
+def _since_arrival(outcomes: Sequence[Outcome], moment: str) -> FloatArray:
+    return np.array([getattr(outcome, moment) - outcome.arrived_s for outcome in outcomes], dtype=np.float64)
+
+
+def _work(outcome: Outcome) -> int:
+    return outcome.prompt_tokens - outcome.cached_tokens + outcome.output_tokens
+
+
+def _shares(result: RunResult, weights: Sequence[tuple[Outcome, int]]) -> tuple[float, ...]:
+    totals = [0] * result.num_workers
+    for outcome, weight in weights:
+        totals[outcome.worker] += weight
+    whole = sum(totals) or 1
+    return tuple(total / whole for total in totals)
