@@ -2,24 +2,26 @@
 
     python -m worker.engine.runner_process FRONT_PID ENGINE_SOCKET  < configuration as JSON
 
-While a step runs, the next one arrives: it lies in the socket when the step ends. Grammars are compiled on a thread
-beside the steps. The process ends when the engine is gone, and when the runner raises, which it does when it cannot go
-on.
+While a step runs, the next one arrives. It is handed to the device's queue, where there is one (`StepQueue`);
+else it lies in the socket when the step ends. Grammars are compiled on a thread beside the steps. The process ends when
+the engine is gone, and when the runner raises, which it does when it cannot go on.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 import structlog
 
 from radixfleet.clock import MonotonicClock
 from worker.core import codec
 from worker.core.messages import LoadFailed
-from worker.core.step import StepPlan
+from worker.core.step import StepPlan, StepResult
 from worker.engine.child import EXIT_LOAD_FAILED, Start, run, settle_in
 from worker.engine.config import load_failure, make_runner
 from worker.engine.preparation import Preparation
 from worker.engine.wire import FrameSocket, PeerClosed
-from worker.runner.protocol import Runner
+from worker.runner.protocol import Runner, StepQueue
 
 log = structlog.get_logger(__name__)
 
@@ -45,23 +47,44 @@ def serve(start: Start) -> int:
 
 def run_steps(runner: Runner, engine: FrameSocket) -> None:
     """Run what the engine sends, until it is gone."""
+    steps = runner if isinstance(runner, StepQueue) else _OneByOne(runner)
+    num_queued = 0
     with Preparation(runner.prepare) as preparation:
         while True:
             try:
-                frames = engine.receive()
+                orders = [codec.decode_order(frame) for frame in engine.receive()]
             except PeerClosed:
                 return
-            orders = [codec.decode_order(frame) for frame in frames]
-            for order in orders:
-                if not isinstance(order, StepPlan):
-                    preparation.begin(order)
             for order in orders:
                 if isinstance(order, StepPlan):
-                    engine.send(codec.encode(runner.run(order)))
+                    steps.enqueue(order)
+                    num_queued += 1
+                else:
+                    preparation.begin(order)
+            while num_queued and not steps.time_left_s():
+                engine.send(codec.encode(steps.collect()))
+                num_queued -= 1
             for answer in preparation.take():
                 engine.send(codec.encode(answer))
             if not orders:
-                engine.wait_readable(preparation)
+                engine.wait_readable(preparation, timeout_s=steps.time_left_s() if num_queued else None)
+
+
+class _OneByOne:
+    """The queue of a runner that has none: a step runs when it is collected."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._plans: deque[StepPlan] = deque()
+
+    def enqueue(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def time_left_s(self) -> float:
+        return 0.0
+
+    def collect(self) -> StepResult:
+        return self._runner.run(self._plans.popleft())
 
 
 if __name__ == "__main__":

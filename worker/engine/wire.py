@@ -114,18 +114,15 @@ class FrameSocket:
         del self._inbound[:position]
         return frames
 
-    def wait_readable(self, *others: HasFileno) -> None:
-        """Block until `receive` has something to say, or one of `others` does; sends what is queued meanwhile."""
-        poller = select.poll()
-        for other in others:
-            poller.register(other, select.POLLIN)
-        while True:
-            poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._outbound else 0))
-            ready = poller.poll()
-            if any(events & select.POLLOUT for _, events in ready):
-                self.flush()
-            if any(events & ~select.POLLOUT for _, events in ready):
-                return
+    def wait_readable(self, *others: HasFileno, timeout_s: float | None = None) -> None:
+        """Block until `receive` or one of `others` has something to say, the time is over, or queued bytes were sent.
+
+        By select and not poll, which counts in milliseconds: too coarse for the end of a step.
+        """
+        writers = [self._socket] if self._outbound else []
+        _, writable, _ = select.select([self._socket, *others], writers, [], timeout_s)
+        if writable:
+            self.flush()
 
     def drain(self) -> None:
         """Block until all that is queued is sent or the peer is gone: the last act before closing."""

@@ -15,7 +15,7 @@ checks to be correct; `sim` makes them all the same, for the tests.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from radixfleet.types import Grammar
 from worker.core.messages import Ready
@@ -52,4 +52,25 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free everything. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class StepQueue(Protocol):
+    """What a runner offers besides whose device has a queue: `run` is then `enqueue` and `collect`.
+
+    A step that is handed over while another runs begins when that one ends. Between two steps such a device waits for
+    nobody's interpreter, socket or scheduler, as long as the next step is handed over in time.
+    """
+
+    def enqueue(self, plan: StepPlan) -> None:
+        """Hand over a step. Waits neither for its end nor for that of the steps before it."""
+        ...
+
+    def time_left_s(self) -> float:
+        """How long the oldest step that was not collected will still take, about; 0 once it has ended."""
+        ...
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step that was not collected; waits for its end. Failures as in `Runner.run`."""
         ...

@@ -9,13 +9,15 @@ tokens of a request depend on its prompt and parameters alone, never on batching
 any slot that is wrong, reused too early or not yet written changes them. With `verify` set, each step is also checked
 against the promises that the scheduler makes (see `_verify`), and a broken one raises PlanError.
 
-Time: each step lasts as long as `CostModel` says. With a ManualClock that clock is advanced, with any other the
-thread sleeps; without a cost model a step takes no time.
+Time: each step lasts as long as `CostModel` says; without one it takes no time. The device is one with a queue, as a
+CUDA stream is: a step that was handed over while another ran begins the moment that one ends, whatever the processes
+around it are doing. Whoever waits for a result sleeps until the step has ended, or advances a ManualClock.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -104,7 +106,7 @@ class Faults:
 
 
 class SimRunner:
-    """See the head of the module. Implements `worker.runner.protocol.Runner`."""
+    """See the head of the module. Implements `Runner` and `StepQueue` of `worker.runner.protocol`."""
 
     def __init__(self, config: SimRunnerConfig, clock: Clock) -> None:
         self.faults = Faults({step: f"simulated failure of step {step}" for step in config.failing_steps})
@@ -126,6 +128,10 @@ class SimRunner:
         self._broken: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         """Rows that had a failure and compute rubbish until their next start."""
         self._last_step = 0
+        self._results: deque[StepResult] = deque()
+        """Of steps handed over, until they are collected."""
+        self._device_free_s = 0.0
+        """When the last step handed over ends."""
 
     def load(self) -> Ready:
         """There is nothing to load; takes `load_s`."""
@@ -156,7 +162,13 @@ class SimRunner:
 
     def run(self, plan: StepPlan) -> StepResult:
         """Compute one step. Raises PlanError when `verify` is set and the plan breaks a promise."""
-        started_s = self._clock.now()
+        self.enqueue(plan)
+        return self.collect()
+
+    def enqueue(self, plan: StepPlan) -> None:
+        """Hand a step to the device. Its tokens are known at once, and told when it has ended."""
+        # What hashing takes is no time of the device's, which would have computed meanwhile.
+        started_s = max(self._clock.now(), self._device_free_s)
         if plan.step != self._last_step + 1:
             raise PlanError(f"step {plan.step} follows step {self._last_step}")
         self._last_step = plan.step
@@ -170,9 +182,19 @@ class SimRunner:
             failed[:] = True
         token_ids = self._compute(plan)
         self._break(plan, failed)
-        if self._config.cost is not None:
-            self._spend(self._config.cost.duration_s(plan))
-        return StepResult(plan.step, token_ids, failed, started_s, self._clock.now(), error)
+        cost = self._config.cost
+        ends_s = started_s + (cost.duration_s(plan) if cost is not None else 0.0)
+        self._device_free_s = max(ends_s, self._clock.now())
+        self._results.append(StepResult(plan.step, token_ids, failed, started_s, self._device_free_s, error))
+
+    def time_left_s(self) -> float:
+        """Until the oldest step that was not collected ends."""
+        return max(0.0, self._results[0].ended_s - self._clock.now())
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step, at its end."""
+        self._spend(self.time_left_s())
+        return self._results.popleft()
 
     def prepare(self, grammar: Grammar) -> str:
         """There is nothing here that a grammar could constrain."""

@@ -257,6 +257,22 @@ class TestTime:
         assert result.ended_s - result.started_s >= 0.02
         assert before <= result.started_s <= result.ended_s <= time.monotonic()
 
+    def test_a_step_handed_over_in_time_begins_when_the_one_before_ends(self) -> None:
+        """As on a CUDA stream: what the processes around the device do meanwhile costs it nothing."""
+        clock = ManualClock(100.0)
+        cost = CostModel(step_s=1.0, prefill_token_s=0.0, decode_token_s=0.0, context_token_s=0.0)
+        runner = SimRunner(msgspec.structs.replace(CONFIG, cost=cost, verify=False), clock)
+        runner.enqueue(self.plan())
+        clock.advance(0.75)
+        runner.enqueue(msgspec.structs.replace(self.plan(), step=2))
+        assert runner.time_left_s() == 0.25
+        results = [runner.collect(), runner.collect()]
+        assert [(each.started_s, each.ended_s) for each in results] == [(100.0, 101.0), (101.0, 102.0)]
+        assert clock.now() == 102.0
+        clock.advance(0.5)
+        late = runner.run(msgspec.structs.replace(self.plan(), step=3))
+        assert late.started_s == 102.5, "a step that comes late finds the device idle"
+
     def test_without_a_cost_no_time_passes(self) -> None:
         clock = ManualClock(3.0)
         SimRunner(msgspec.structs.replace(CONFIG, verify=False), clock).run(self.plan())
