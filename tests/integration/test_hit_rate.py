@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from loadtest.workloads import Arrival, SharedPrefix
+from loadtest.workloads import Arrival, SharedPrefix, ceiling
 from radixfleet.client import Client
 from router.app import running_router
 from router.config import RouterSettings
@@ -57,6 +57,6 @@ async def test_the_default_policy_hits_at_least_two_and_a_half_times_as_often_as
         ]
         addresses = [worker.address for worker in fleet]
         by_policy = {policy: await hit_rate(policy, addresses, arrivals) for policy in ("round_robin", "min_cost")}
-    print(f"hit rates {by_policy}, ceiling {WORKLOAD.ceiling(arrivals):.3f}")
-    assert 0 < by_policy["round_robin"] < by_policy["min_cost"] <= WORKLOAD.ceiling(arrivals)
+    print(f"hit rates {by_policy}, ceiling {ceiling(arrivals):.3f}")
+    assert 0 < by_policy["round_robin"] < by_policy["min_cost"] <= ceiling(arrivals)
     assert by_policy["min_cost"] >= 2.5 * by_policy["round_robin"], by_policy

@@ -1,5 +1,7 @@
 """The generated workloads: sizes, sharing, ceilings, reproducibility."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -108,7 +110,7 @@ class TestChats:
             chats.setdefault(arrival.runs[1].name, []).append(arrival)
         assert [len(turns) for turns in chats.values()] == [4] * 20
         for turns in chats.values():
-            for before, after in zip(turns, turns[1:], strict=False):
+            for before, after in pairwise(turns):
                 known = np.concatenate([before.token_ids, before.answer_ids])
                 assert after.token_ids[: len(known)].tolist() == known.tolist()
                 assert after.prompt_tokens > len(known)
@@ -133,7 +135,8 @@ class TestChats:
         assert np.mean([arrival.max_new_tokens for arrival in many]) == pytest.approx(200, rel=0.1)
 
 
-def arrival(runs: list[Run], answer: Run = Run(99, 4)) -> Arrival:
+def arrival(runs: list[Run], answer: Run | None = None) -> Arrival:
+    answer = answer or Run(99, 4)
     return Arrival(0.0, tuple(runs), answer.length, answer.name, SOURCE)
 
 

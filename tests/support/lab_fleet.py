@@ -1,0 +1,53 @@
+"""Small simulated fleets, and how to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from deploy.lab.presets import PRESETS, Preset
+from deploy.lab.simulation import Setup, Simulation, prepare
+from loadtest.results import RunResult
+from loadtest.statistics import Objective, Summary, summarize
+from loadtest.workloads import Arrival, SharedPrefix, Workload
+from router.policies import make_policy
+
+H100 = PRESETS["h100-8b"]
+
+
+def fleet(workers: int = 4, *, kv_tokens: int | None = None) -> list[Preset]:
+    """So many H100 with a pool of that size."""
+    return [H100 if kv_tokens is None else H100.with_kv_tokens(kv_tokens)] * workers
+
+
+def arrivals_of(workload: Workload, seed: int = 0) -> list[Arrival]:
+    """Its requests, with a vocabulary like a model's."""
+    return workload.arrivals(vocab_size=32_000, seed=seed)
+
+
+def shared(
+    *, groups: int = 8, per_group: int = 10, prefix: int = 1024, own: int = 64, new: int = 32, rate: float | None = 20.0
+) -> list[Arrival]:
+    """Requests with shared prefixes."""
+    return arrivals_of(
+        SharedPrefix(
+            num_groups=groups,
+            prompts_per_group=per_group,
+            prefix_tokens=prefix,
+            unique_tokens=own,
+            max_new_tokens=new,
+            requests_per_s=rate,
+        )
+    )
+
+
+def run(
+    arrivals: Sequence[Arrival], presets: Sequence[Preset] | None = None, policy: str = "min_cost", **setup: Any
+) -> RunResult:
+    """One run."""
+    return Simulation(make_policy(policy), Setup(presets or fleet(), **setup), prepare(arrivals)).run()
+
+
+def figures(result: RunResult) -> Summary:
+    """Its figures."""
+    return summarize(result, Objective())
