@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from router.app import run
 
 from radixfleet.settings import click_options, load
+from router.app import run
 from router.config import RouterSettings
 
 
