@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,11 +39,11 @@ class SafetensorsCheckpoint:
     def __init__(self, directory: Path) -> None:
         """Raises ModelNotFound or BrokenModel."""
         self._directory = directory
-        self._file_of: dict[str, Path] = {}
+        self._file_of: dict[str, Any] = {}  # open (mapped) files of the safetensors library, which has no public type
         for path in self._files():
             try:
-                with safe_open(path, framework="pt") as file:
-                    self._file_of |= dict.fromkeys(file.keys(), path)
+                file: Any = safe_open(path, framework="pt")
+                self._file_of |= dict.fromkeys(file.keys(), file)
             except FileNotFoundError as error:
                 raise BrokenModel(f"{directory} lacks {path.name}, which its index names; download it again") from error
             except SafetensorError as error:
@@ -68,9 +68,8 @@ class SafetensorsCheckpoint:
         """One tensor on the CPU. Raises BrokenModel when there is none."""
         if name not in self._file_of:
             raise BrokenModel(f"{self._directory} lacks the tensor {name}")
-        with safe_open(self._file_of[name], framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-            return tensor
+        tensor: Tensor = self._file_of[name].get_tensor(name)
+        return tensor
 
 
 _GGUF_GLOBALS = {

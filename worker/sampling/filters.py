@@ -24,26 +24,16 @@ def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> 
     Per row: `top_k` int64 (0 or less: all), `top_p` float in (0, 1], `min_p` float in [0, 1]. The likeliest token is
     always kept.
     """
-    kept = _keep_top_k(scores, top_k)
-    kept = _keep_top_p(kept, top_p)
-    rows = (min_p > 0).nonzero()[:, 0]
-    if len(rows):
-        kept = kept.clone() if kept is scores else kept
-        chosen = kept[rows]
-        kept[rows] = chosen.masked_fill(chosen < min_p[rows].log().to(scores.dtype)[:, None], -torch.inf)
-    return kept
+    return _keep_min_p(_keep_top_p(_keep_top_k(scores, top_k), top_p), min_p)
 
 
 def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
     rows = ((top_k > 0) & (top_k < scores.shape[1])).nonzero()[:, 0]
     if not len(rows):
         return scores
-    chosen, k = scores[rows], top_k[rows]
-    ordered = chosen.topk(int(k.max()), dim=1).values
-    thresholds = ordered.gather(1, (k - 1)[:, None])
-    kept = scores.clone()
-    kept[rows] = chosen.masked_fill(chosen < thresholds, -torch.inf)
-    return kept
+    k = top_k[rows]
+    ordered = scores[rows].topk(int(k.max()), dim=1).values
+    return _without_below(scores, rows, ordered.gather(1, (k - 1)[:, None]))
 
 
 def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
@@ -57,7 +47,19 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     for row in (~found).nonzero()[:, 0].tolist():  # a flat distribution: its nucleus is larger than the candidates
         ordered = chosen[row : row + 1].sort(dim=1, descending=True).values
         thresholds[row] = _nucleus_thresholds(ordered, mass[row : row + 1])[0][0]
-    kept = scores.clone()
+    return _without_below(scores, rows, thresholds)
+
+
+def _keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
+    rows = (min_p > 0).nonzero()[:, 0]
+    if not len(rows):
+        return scores
+    return _without_below(scores, rows, min_p[rows].log().to(scores.dtype)[:, None])
+
+
+def _without_below(scores: Tensor, rows: Tensor, thresholds: Tensor) -> Tensor:
+    """A copy in which the given rows have lost their scores below the thresholds [len(rows), 1]."""
+    kept, chosen = scores.clone(), scores[rows]
     kept[rows] = chosen.masked_fill(chosen < thresholds, -torch.inf)
     return kept
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tests.support.plain_attention import causal_attention
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_model import Architecture, tiny_model
 from worker.model.checkpoint import SafetensorsCheckpoint, split_pairs
@@ -22,15 +23,6 @@ PROMPT = torch.tensor([1, 40, 300, 77, 12, 511, 8])
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> LlamaModel:
     return load_model(path, device=torch.device("cpu"), dtype=dtype, linear_backend=DenseBackend())
-
-
-def causal_attention(_layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One sequence that begins with the batch: nothing needs to be kept."""
-    groups = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
-    scores = torch.einsum("qhd,khd->hqk", q, k) * q.shape[2] ** -0.5
-    scores = scores.masked_fill(torch.ones(scores.shape[1:]).tril() == 0, -torch.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
 
 
 def logits(model: LlamaModel) -> Tensor:
