@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = {
     "workers": "List the workers that a router knows.",
     "lab": "Compare routing policies on a simulated fleet, without a GPU.",
     "doctor": "Tell what this machine gives a worker, and what to change.",
+    "bench": "Measure on this machine: what overlapped scheduling hides, what chunk sizes trade.",
     "worker": "Run one worker.",
     "router": "Run one router.",
 }
