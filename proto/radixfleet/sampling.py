@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import Grammar, GrammarKind, SamplingParams
+from radixfleet.types import MAX_LOGPROBS, Grammar, GrammarKind, SamplingParams
 from radixfleet.v1 import inference_pb2
 
 _FLOATS = {
@@ -27,7 +27,6 @@ MAX_BIASED_IDS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_STOP_TOKEN_IDS = 1024
-MAX_LOGPROBS = 20
 MAX_COMPLETIONS = 64
 MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_TOKENS = 2**31 - 1

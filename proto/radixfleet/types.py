@@ -41,6 +41,10 @@ class WorkerStatus(StrEnum):
     FAILED = "failed"
 
 
+MAX_LOGPROBS = 20
+"""Of the likeliest tokens, in one place."""
+
+
 class GrammarKind(StrEnum):
     """How a grammar is written; the values are the fields of the wire's `Grammar`."""
 

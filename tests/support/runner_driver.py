@@ -22,6 +22,12 @@ class Row:
     slots: list[int]
     tokens: list[int] = field(default_factory=list)
     """Sampled so far."""
+    told: dict[int, tuple[float, list[int], list[float]]] = field(default_factory=dict)
+    """By position of the token: its log probability, and the likeliest tokens with theirs."""
+    has_ended: bool = False
+    """The grammar allows nothing more."""
+    cause: str = ""
+    """Why it failed, where that is not a NaN."""
 
 
 class RunnerDriver:
@@ -36,6 +42,7 @@ class RunnerDriver:
         self._free = np.random.default_rng(seed).permutation(slots).tolist()
         self._step = 0
         self._starts: list[RowStart] = []
+        self._ends: list[int] = []
         self.rows: dict[int, Row] = {}
 
     def begin(self, row: int, prompt: Sequence[int], prefix_slots: Sequence[int] = (), **values: Any) -> None:
@@ -53,6 +60,10 @@ class RunnerDriver:
         start = RowStart(row=row, prefix_slots=np.array(prefix_slots, np.int32), **(defaults | values))
         self._starts.append(start)
         self.rows[row] = Row(list(prompt), len(prefix_slots), list(prefix_slots))
+
+    def end(self, row: int) -> None:
+        """The row's request has left it; the next step says so."""
+        self._ends.append(row)
 
     def step(self, chunks: dict[int, int]) -> StepResult:
         """One step: for each row so many tokens of its prompt, or, where that is computed, one relayed token (0)."""
@@ -78,13 +89,19 @@ class RunnerDriver:
             relayed=np.array(relayed, np.bool_),
             input_ids=np.array(ids, np.int32),
             slots=np.array(slots, np.int32),
+            ends_rows=tuple(self._ends),
         )
-        self._starts = []
+        self._starts, self._ends = [], []
         result = self.runner.run(plan)
         for index, (row, end) in enumerate(zip(rows, ends, strict=True)):
             row.computed = end
             if plan.samples[index]:
                 row.tokens.append(int(result.token_ids[index]))
+        for index in result.ended:
+            rows[index].has_ended = True
+        for index, cause in result.causes:
+            rows[index].cause = cause
+        _take_logprobs(rows, result)
         return result
 
     def prefill(self, row: int, chunk: int = 1 << 30) -> None:
@@ -112,3 +129,16 @@ class RunnerDriver:
         """Nothing in the step failed."""
         assert result.error is None, result.error
         assert not result.failed.any()
+
+
+def _take_logprobs(rows: Sequence[Row], result: StepResult) -> None:
+    told = result.logprobs
+    if told is None:
+        return
+    places = list(zip(told.sequences.tolist(), told.positions.tolist(), strict=True))
+    assert places == sorted(set(places)), "entries are in order, and none comes twice"
+    top_ids = told.top_ids.reshape(len(places), told.width).tolist()
+    top_logprobs = told.top_logprobs.reshape(len(places), told.width).tolist()
+    for entry, (sequence, position) in enumerate(places):
+        assert position not in rows[sequence].told
+        rows[sequence].told[position] = (float(told.logprobs[entry]), top_ids[entry], top_logprobs[entry])

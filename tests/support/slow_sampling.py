@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -29,3 +30,30 @@ def distribution(
         kept = {token for token in kept if math.exp(scores[token]) >= min_p}
     weights = np.array([math.exp(scores[token]) if token in kept else 0.0 for token in range(len(scores))])
     return weights / weights.sum()
+
+
+def penalized(
+    logits: npt.NDArray[np.float64],
+    prompt: Sequence[int],
+    answer: Sequence[int],
+    *,
+    repetition: float = 1.0,
+    frequency: float = 0.0,
+    presence: float = 0.0,
+) -> npt.NDArray[np.float64]:
+    """Logits float64 [vocab] after the three penalties: token by token, occurrence by occurrence."""
+    changed = logits.copy()
+    for token in set(prompt) | set(answer):
+        changed[token] = changed[token] / repetition if changed[token] > 0 else changed[token] * repetition
+    for token in answer:
+        changed[token] -= frequency
+    for token in set(answer):
+        changed[token] -= presence
+    return changed
+
+
+def log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Float64 [vocab]."""
+    shifted = logits - logits.max()
+    result: npt.NDArray[np.float64] = shifted - math.log(sum(math.exp(value) for value in shifted))
+    return result

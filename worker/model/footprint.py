@@ -14,8 +14,9 @@ from worker.model.configuration import ModelConfig
 
 _GATHERED_TOKENS = 65_536
 """Keys and values of so many tokens are gathered at once (worker/runner/attention/sdpa.py)."""
-_SAMPLING_BYTES = 32
-"""A row and vocabulary entry, while the sampler filters and cumulates: logits and scores in float32, sums in 64."""
+_SAMPLING_BYTES = 36
+"""A row and vocabulary entry, while the sampler filters and cumulates: logits, a copy as the model gave them and scores
+in float32, sums in 64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class ActivationEstimate:
     sampling: int
     """Logits, and the sampler's scores and sums over the vocabulary."""
     rows: int
-    """The table of KV slots, one row of the longest context for each request. Always there."""
+    """For each request, one row of KV slots of the longest context, and counts of tokens. Always there."""
 
     @property
     def total(self) -> int:
@@ -97,5 +98,5 @@ def estimate_activations(
     return ActivationEstimate(
         layer=layer,
         sampling=rows * config.vocab_size * _SAMPLING_BYTES + tokens * config.hidden_size * element_bytes,
-        rows=rows * context * 4,
+        rows=rows * (context + config.vocab_size) * 4,
     )

@@ -83,11 +83,21 @@ class LlamaModel:
 
         `input_ids` and `positions` are int64 [num_tokens]; `output_rows` is int64.
         """
+        return self.logits(self.hidden(input_ids, positions, attention), output_rows)
+
+    @torch.inference_mode()
+    def hidden(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """What the layers make of the batch: [num_tokens, hidden_size], not normalized yet."""
         hidden = functional.embedding(input_ids, self.weights.embedding)
         factors = self._rotary.at(positions)
         for index, layer in enumerate(self.weights.layers):
-            hidden += self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
-            hidden += _mlp(layer, self._norm(hidden, layer.mlp_norm))
+            hidden = hidden + self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
+            hidden = hidden + _mlp(layer, self._norm(hidden, layer.mlp_norm))
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, output_rows: Tensor) -> Tensor:
+        """Logits float32 [len(output_rows), vocab_size] of some tokens of the batch, from what `hidden` returned."""
         if not len(output_rows):
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
         rows = self._norm(hidden.index_select(0, output_rows), self.weights.norm)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from radixfleet.types import MAX_LOGPROBS
+from worker.core.logits import LogitEdits
 from worker.core.step import RowStart, StepPlan
 
 
 def largest_step(num_rows: int, chunk: int, max_context: int) -> StepPlan:
     """A chunk at the end of the longest context, beside decoding rows of that length in all other rows.
 
-    Every row is drawn the costly way. All slots are 0, the padding sink: the step can run on a pool of one page.
+    Every row is drawn the costly way, edited and told of, and a tile of the chunk is told of as a prompt. All slots are
+    0, the padding sink: the step can run on a pool of one page.
     """
     lengths = np.ones(num_rows, np.int32)
     lengths[0] = chunk
@@ -18,7 +21,9 @@ def largest_step(num_rows: int, chunk: int, max_context: int) -> StepPlan:
     num_tokens = int(lengths.sum())
     return StepPlan(
         step=0,
-        starts_rows=tuple(_row_start(row, int(starts[row])) for row in range(num_rows)),
+        starts_rows=tuple(
+            _row_start(row, int(starts[row]), told_tokens=num_rows if row == 0 else 0) for row in range(num_rows)
+        ),
         rows=np.arange(num_rows, dtype=np.int32),
         starts=starts,
         lengths=lengths,
@@ -29,7 +34,8 @@ def largest_step(num_rows: int, chunk: int, max_context: int) -> StepPlan:
     )
 
 
-def _row_start(row: int, computed: int) -> RowStart:
+def _row_start(row: int, computed: int, *, told_tokens: int) -> RowStart:
+    prompt_tokens = computed + told_tokens
     return RowStart(
         row=row,
         prefix_slots=np.zeros(computed, np.int32),
@@ -38,7 +44,11 @@ def _row_start(row: int, computed: int) -> RowStart:
         top_k=0,
         min_p=0.01,
         seed=row,
-        prompt_tokens=computed,
+        prompt_tokens=prompt_tokens,
         min_new_tokens=0,
         stop_token_ids=(),
+        edits=LogitEdits(frequency_penalty=0.1, presence_penalty=0.1, repetition_penalty=1.1, bias=((0, 1.0),)),
+        logprobs=MAX_LOGPROBS,
+        prompt_logprobs=MAX_LOGPROBS if told_tokens else None,
+        history=np.zeros(prompt_tokens, np.int32),
     )

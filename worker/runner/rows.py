@@ -46,8 +46,12 @@ class RowState:
         self._min_p[row] = start.min_p
         self._seeds[row] = np.uint64(start.seed)
         self._ban_before[row] = start.prompt_tokens + start.min_new_tokens
-        # A client may name tokens that the model does not have: they never come, so there is nothing to ban.
-        self._stop_token_ids[row] = tuple(token for token in start.stop_token_ids if token < self._vocab_size)
+        # A client may name tokens that the model does not have: they never come, so there is nothing to ban. Where
+        # there is a grammar, its mask bans, and knows when nothing else is allowed.
+        bans_here = start.edits is None or start.edits.grammar is None
+        self._stop_token_ids[row] = tuple(
+            token for token in start.stop_token_ids if token < self._vocab_size and bans_here
+        )
 
     def place(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
         """Notes the slots of new tokens; all int64 [num_tokens] on the device."""

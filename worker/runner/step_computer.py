@@ -2,7 +2,7 @@
 
 rows      apply the row starts, note the slots of the new tokens, take relayed tokens
 model     the flat batch through all layers; each layer writes its K and V, then attends over the table
-sample    logits of the rows that sample, tokens drawn, and kept in the relay for the step after
+sample    tokens of the rows that sample are drawn, and kept in the relay for the step after (`StepSampler`)
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.core.step import BoolArray, Int32Array, StepPlan
+from worker.core.step import StepPlan
 from worker.memory.kv_pool import TokenToKVPool
 from worker.model.llama import LlamaModel
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
 from worker.runner.rows import RowState, flat_rows_and_positions
-from worker.sampling.sampler import sample
+from worker.runner.step_sampler import Sampled, StepSampler
 
 
 class _PagedAttention:
@@ -42,42 +42,33 @@ class StepComputer:
         model: LlamaModel,
         pool: TokenToKVPool,
         rows: RowState,
+        sampler: StepSampler,
         attention: AttentionBackend,
         device: torch.device,
     ) -> None:
         self._model = model
         self._pool = pool
         self._rows = rows
+        self._sampler = sampler
         self._attention = attention
         self._device = device
 
     @torch.inference_mode()
-    def compute(self, plan: StepPlan) -> tuple[Int32Array, BoolArray]:
-        """Token and failure of each sequence, on the host; waits for the device."""
+    def compute(self, plan: StepPlan) -> Sampled:
+        """The tokens of the step, on the host; waits for the device."""
+        for row in plan.ends_rows:
+            self._sampler.end(row)
         for start in plan.starts_rows:
             self._rows.start(start)
+            self._sampler.start(start)
+        begun = self._sampler.begin(plan)
         flat_rows, flat_positions = flat_rows_and_positions(plan)
         positions, slots = self._to_device(flat_positions), self._to_device(plan.slots)
         self._rows.place(self._to_device(flat_rows), positions, slots)
         self._attention.plan(AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table))
-        token_ids = np.zeros(plan.num_sequences, np.int32)
-        failed = np.zeros(plan.num_sequences, np.bool_)
-        sampling = np.flatnonzero(plan.samples)
-        last_tokens = np.cumsum(plan.lengths)[sampling] - 1
-        logits = self._model.forward(
-            self._input_ids(plan),
-            positions,
-            _PagedAttention(self._pool, self._attention, slots),
-            self._to_device(last_tokens),
-        )
-        if len(sampling):
-            rows = plan.rows[sampling]
-            next_positions = plan.starts[sampling] + plan.lengths[sampling]
-            tokens, bad = sample(logits, self._rows.sampling(rows, next_positions))
-            self._rows.relay[self._to_device(rows)] = tokens
-            token_ids[sampling] = tokens.cpu().numpy()
-            failed[sampling] = bad.cpu().numpy()
-        return token_ids, failed
+        paged = _PagedAttention(self._pool, self._attention, slots)
+        hidden = self._model.hidden(self._input_ids(plan), positions, paged)
+        return self._sampler.finish(plan, begun, self._model, hidden)
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
         input_ids = self._to_device(plan.input_ids)

@@ -10,6 +10,8 @@ KV pool              allocated as planned
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -30,29 +32,52 @@ from worker.memory.plan import (
     plan_memory,
 )
 from worker.model.configuration import ModelConfig, load_config
-from worker.model.errors import UnsupportedModel
+from worker.model.errors import ModelError, UnsupportedModel
 from worker.model.linear import choose_linear_backend
 from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
+from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.activation_peak import activation_peak
 from worker.runner.attention.backends import make_attention_backend
 from worker.runner.devices import choose_dtype, open_device, usable_memory
 from worker.runner.largest_step import largest_step
+from worker.runner.row_edits import RowEdits
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
+from worker.runner.step_sampler import StepSampler
 from worker.runner.torch_config import TorchRunnerConfig
+from worker.sampling.grammar import GrammarCompiler, GrammarError
 
 _log = structlog.get_logger()
 _PROGRESS_EVERY_S = 2.0
 
 
-def load_computer(config: TorchRunnerConfig, clock: Clock) -> tuple[StepComputer, Ready]:
-    """All that `TorchRunner.load` does. Raises ModelError, DeviceError or MemoryPlanError with advice."""
-    return _Loading(config, clock).run()
+def load_computer(
+    config: TorchRunnerConfig, clock: Clock, compiler: GrammarCompiler | None, threads: ThreadPoolExecutor
+) -> tuple[StepComputer, Ready]:
+    """A model ready to compute. Raises ModelError, DeviceError or MemoryPlanError with advice."""
+    return _Loading(config, clock, compiler, threads).run()
+
+
+def load_grammar_compiler(config: TorchRunnerConfig) -> GrammarCompiler | None:
+    """For the model's tokenizer; None, and a warning, where there is none that goes together with grammars.
+
+    Made while loading, because it holds the interpreter's lock for about a second: later, all steps would wait for it.
+    """
+    path = Path(config.model_path)
+    try:
+        return GrammarCompiler(replace(load_tokenizer_spec(path), vocab_size=load_config(path).vocab_size))
+    except (GrammarError, ModelError) as error:
+        _log.warning("requests with a grammar will be refused", why=str(error))
+        return None
 
 
 class _Loading:
-    def __init__(self, config: TorchRunnerConfig, clock: Clock) -> None:
+    def __init__(
+        self, config: TorchRunnerConfig, clock: Clock, compiler: GrammarCompiler | None, threads: ThreadPoolExecutor
+    ) -> None:
+        self._compiler = compiler
+        self._threads = threads
         self._config = config
         self._clock = clock
         self._path = Path(config.model_path)
@@ -74,8 +99,11 @@ class _Loading:
         rows = RowState(
             max_rows=num_rows, max_context=max_context, vocab_size=model.config.vocab_size, device=self._device
         )
-        peak = self._measure(model, rows, largest_step(num_rows, chunk, max(min(max_context, kv_tokens), chunk)))
-        plan = self._plan(model, peak + rows.nbytes)
+        sampler = self._sampler(rows, num_rows, model.config.vocab_size)
+        peak = self._measure(
+            model, rows, sampler, largest_step(num_rows, chunk, max(min(max_context, kv_tokens), chunk))
+        )
+        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes)
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
@@ -88,7 +116,7 @@ class _Loading:
             dtype=str(self._dtype).removeprefix("torch."),
             max_context_tokens=min(max_context, plan.kv_tokens),
         )
-        return self._computer(model, rows, plan.num_pages), ready
+        return self._computer(model, rows, sampler, plan.num_pages), ready
 
     def _refuse_too_large(self, shape: ModelConfig) -> None:
         """Before reading them, which may take minutes: the weights need at least this much."""
@@ -130,13 +158,23 @@ class _Loading:
         kv_tokens = int(kv_bytes) // model.config.kv_bytes_per_token(self._dtype.itemsize)
         return min(kv_tokens, self._config.max_total_tokens or kv_tokens)
 
-    def _measure(self, model: LlamaModel, rows: RowState, step: StepPlan) -> int:
+    def _sampler(self, rows: RowState, num_rows: int, vocab_size: int) -> StepSampler:
+        edits = RowEdits(
+            max_rows=num_rows,
+            vocab_size=vocab_size,
+            device=self._device,
+            compiler=self._compiler,
+            threads=self._threads,
+        )
+        return StepSampler(rows=rows, edits=edits, max_rows=num_rows, device=self._device)
+
+    def _measure(self, model: LlamaModel, rows: RowState, sampler: StepSampler, step: StepPlan) -> int:
         """Activation peak of a step, in bytes.
 
         One layer is computed, because activations do not outlive theirs, on one page, because nobody reads the result.
         """
         started_s = self._clock.now()
-        computer = self._computer(model.first_layers(1), rows, num_pages=1)
+        computer = self._computer(model.first_layers(1), rows, sampler, num_pages=1)
         peak = activation_peak(self._device, lambda: computer.compute(step))
         seconds = round(self._clock.now() - started_s, 2)
         _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
@@ -157,7 +195,7 @@ class _Loading:
             )
         )
 
-    def _computer(self, model: LlamaModel, rows: RowState, num_pages: int) -> StepComputer:
+    def _computer(self, model: LlamaModel, rows: RowState, sampler: StepSampler, num_pages: int) -> StepComputer:
         pool = TokenToKVPool(
             num_pages=num_pages,
             page_size=self._config.page_size,
@@ -168,7 +206,9 @@ class _Loading:
             device=self._device,
         )
         attention = make_attention_backend(self._config.attention, model.config)
-        return StepComputer(model=model, pool=pool, rows=rows, attention=attention, device=self._device)
+        return StepComputer(
+            model=model, pool=pool, rows=rows, sampler=sampler, attention=attention, device=self._device
+        )
 
 
 def _max_context(shape: ModelConfig, setting: int | None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import structlog
 
@@ -10,10 +12,14 @@ from radixfleet.types import Grammar
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
 from worker.runner.step_computer import StepComputer
+from worker.runner.step_sampler import Sampled
 from worker.runner.torch_config import TorchRunnerConfig
-from worker.runner.torch_loading import load_computer
+from worker.runner.torch_loading import load_computer, load_grammar_compiler
+from worker.sampling.grammar import GrammarCompiler, GrammarError
 
 _log = structlog.get_logger()
+_MASK_THREADS = 2
+"""A mask takes some 20 us: two threads keep up with any batch while the model computes."""
 
 
 class TorchRunner:
@@ -23,10 +29,14 @@ class TorchRunner:
         self._config = config
         self._clock = clock or MonotonicClock()
         self._computer: StepComputer | None = None
+        self._compiler: GrammarCompiler | None = None
+        self._threads = ThreadPoolExecutor(_MASK_THREADS, thread_name_prefix="masks")
+        """They start when the first mask is computed."""
 
     def load(self) -> Ready:
         """See `Runner.load`. Raises ModelError, DeviceError or MemoryPlanError, whose texts say what to change."""
-        self._computer, ready = load_computer(self._config, self._clock)
+        self._compiler = load_grammar_compiler(self._config)
+        self._computer, ready = load_computer(self._config, self._clock, self._compiler, self._threads)
         return ready
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -35,24 +45,34 @@ class TorchRunner:
         started_s = self._clock.now()
         error = None
         try:
-            token_ids, failed = self._computer.compute(plan)
+            sampled = self._computer.compute(plan)
         except Exception as failure:  # noqa: BLE001 - whatever a step ran into, the next one may succeed
             _log.exception("step failed", step=plan.step, tokens=plan.num_tokens, sequences=plan.num_sequences)
-            token_ids, failed = np.zeros(plan.num_sequences, np.int32), np.ones(plan.num_sequences, np.bool_)
+            sampled = Sampled(np.zeros(plan.num_sequences, np.int32), np.ones(plan.num_sequences, np.bool_))
             error = f"{type(failure).__name__}: {failure}"
         return StepResult(
             step=plan.step,
-            token_ids=token_ids,
-            failed=failed,
+            token_ids=sampled.token_ids,
+            failed=sampled.failed,
             started_s=started_s,
             ended_s=self._clock.now(),
             error=error,
+            logprobs=sampled.logprobs,
+            ended=sampled.ended,
+            causes=tuple(sampled.causes.items()),
         )
 
     def prepare(self, grammar: Grammar) -> str:
         """See `Runner.prepare`."""
-        return f"this worker cannot keep to a {grammar.kind} yet"
+        if self._compiler is None:
+            return "the tokenizer of this model does not go together with grammars"
+        try:
+            self._compiler.matcher(grammar)
+        except GrammarError as error:
+            return str(error)
+        return ""
 
     def close(self) -> None:
         """Free everything. Idempotent."""
-        self._computer = None
+        self._computer = self._compiler = None
+        self._threads.shutdown()

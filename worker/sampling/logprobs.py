@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,18 +31,4 @@ def logprobs_of(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
         tokens=chosen.cpu().numpy(),
         top_ids=top_ids.to(torch.int32).cpu().numpy(),
         top=(top - totals).cpu().numpy(),
-    )
-
-
-def joined(parts: list[Logprobs]) -> Logprobs:
-    """All of them as one; those with fewer of the likeliest tokens are filled up with token 0 at -inf."""
-    width = max(part.top_ids.shape[1] for part in parts)
-
-    def padded(array: np.ndarray, fill: float) -> np.ndarray:
-        return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=fill)
-
-    return Logprobs(
-        tokens=np.concatenate([part.tokens for part in parts]),
-        top_ids=np.concatenate([padded(part.top_ids, 0) for part in parts]),
-        top=np.concatenate([padded(part.top, -np.inf) for part in parts]),
     )

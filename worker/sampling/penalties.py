@@ -50,10 +50,11 @@ class Occurrences:
     ) -> Tensor:
         """The logits float32 [n, vocab] of `rows` int64 [n] with their penalties, float32 [n] each."""
         counts = self._counts[rows]
-        factors = torch.where(counts > 0, repetition[:, None], 1.0)
-        logits = torch.where(logits > 0, logits / factors, logits * factors)
-        times = counts & (_IN_PROMPT - 1)
-        return logits - frequency[:, None] * times - presence[:, None] * (times > 0)
+        factors = torch.where(logits > 0, repetition[:, None].reciprocal(), repetition[:, None])
+        penalized = logits * factors.masked_fill_(counts == 0, 1.0)
+        times = counts.bitwise_and_(_IN_PROMPT - 1)
+        penalized -= presence[:, None] * (times > 0)
+        return penalized.sub_(times * frequency[:, None])
 
     def _to_device(self, ids: npt.NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(ids.astype(np.int64)).to(self._counts.device)

@@ -6,11 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from radixfleet.types import Capacity, FinishReason, Load, MemoryPools
+from radixfleet.types import Capacity, FinishReason, Grammar, GrammarKind, Load, MemoryPools
 from worker.core import codec
+from worker.core.logits import LogitEdits, StepLogprobs, TokenLogprobs
 from worker.core.messages import (
     Abort,
     Admitted,
+    Child,
     Ended,
     EngineMessage,
     Flush,
@@ -18,13 +20,16 @@ from worker.core.messages import (
     FrontMessage,
     LoadFailed,
     Output,
+    Prepare,
+    Prepared,
+    PromptLogprobs,
     Ready,
     Report,
     StepOutputs,
     Stop,
     Submit,
 )
-from worker.core.step import RowStart, StepPlan, StepResult
+from worker.core.step import Compile, Compiled, RowStart, StepPlan, StepResult
 
 
 def submit(token_ids: np.ndarray) -> Submit:
@@ -81,12 +86,17 @@ def as_plain(value: object) -> object:
     return value
 
 
+EDITS = LogitEdits(0.5, -0.5, 1.25, ((3, -100.0),), Grammar(GrammarKind.JSON_SCHEMA, "{}"))
 FRONT_MESSAGES: list[FrontMessage] = [
     submit(np.arange(5, dtype=np.int32)),
     submit(np.empty(0, dtype=np.int32)),
     Abort(uid=7),
     Flush(ticket=1),
+    Prepare(ticket=2, grammar=Grammar(GrammarKind.REGEX, "é+")),
     Stop(),
+    msgspec.structs.replace(
+        submit(np.arange(5, dtype=np.int32)), edits=EDITS, logprobs=0, prompt_logprobs=20, children=(Child(5, 2**63),)
+    ),
 ]
 ENGINE_MESSAGES: list[EngineMessage] = [
     Ready(
@@ -105,7 +115,22 @@ ENGINE_MESSAGES: list[EngineMessage] = [
             Ended(uid=2, reason=None, code="INTERNAL", message="NaN in the logits"),
         ],
     ),
+    StepOutputs(
+        admitted=[],
+        outputs=[Output(uid=1, token_id=5, logprobs=TokenLogprobs(-0.5, [5, 6], [-0.5, -2.5]))],
+        ended=[],
+        prompt_logprobs=[
+            PromptLogprobs(
+                uid=1,
+                start=1,
+                logprobs=np.array([-1.5, -np.inf], np.float32),
+                top_ids=np.arange(4, dtype=np.int32),
+                top_logprobs=np.zeros(4, np.float32),
+            )
+        ],
+    ),
     Flushed(ticket=1, flushed_tokens=64, kept_tokens=0),
+    Prepared(ticket=2, refusal="it is not JSON"),
     Report(
         load=Load(running_requests=1, outstanding_prompt_tokens=12),
         evicted_blocks=np.empty(0, dtype=np.uint64),
@@ -145,6 +170,32 @@ def test_results_come_back_equal(error: str | None) -> None:
         error=error,
     )
     assert as_plain(codec.decode_answer(codec.encode(sent))) == as_plain(sent)
+
+
+def test_row_starts_and_results_with_all_that_they_can_carry_come_back_equal() -> None:
+    plain = plan(num_rows=1, num_tokens=1, prefix=2)
+    history = np.arange(3, dtype=np.int32)
+    start = msgspec.structs.replace(plain.starts_rows[0], edits=EDITS, logprobs=5, prompt_logprobs=0, history=history)
+    sent = msgspec.structs.replace(plain, starts_rows=(start,), ends_rows=(4, 1))
+    assert as_plain(codec.decode_order(codec.encode(sent))) == as_plain(sent)
+    one, two = np.ones(1, np.int32), np.ones(2, np.float32)
+    result = StepResult(
+        step=1,
+        token_ids=one,
+        failed=np.array([False]),
+        started_s=1.0,
+        ended_s=2.0,
+        logprobs=StepLogprobs(one, one, two[:1], np.array([1, 2], np.int32), two, 2),
+        ended=(0,),
+        causes=((0, "its grammar became too complex"),),
+    )
+    assert as_plain(codec.decode_answer(codec.encode(result))) == as_plain(result)
+
+
+def test_grammars_go_to_the_runner_and_back() -> None:
+    order = Compile(3, Grammar(GrammarKind.LARK, "start: /a/"))
+    assert codec.decode_order(codec.encode(order)) == order
+    assert codec.decode_answer(codec.encode(Compiled(3, "no"))) == Compiled(3, "no")
 
 
 def test_decoded_arrays_are_aligned_and_writable_so_that_torch_takes_them() -> None:

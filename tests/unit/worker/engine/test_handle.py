@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from radixfleet.errors import InternalError, InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
-from worker.core.messages import Admitted, Ended, Output
+from worker.core.logits import TokenLogprobs
+from worker.core.messages import Admitted, Ended, Output, PromptLogprobs
 from worker.engine.handle import Progress, RequestStream
 
 ADMITTED = Admitted(uid=1, cached_tokens=16, at_s=2.0)
 STOP = Ended(uid=1, reason=FinishReason.STOP, matched_token_id=9)
+
+
+def prompt_logprobs(start: int) -> PromptLogprobs:
+    none = np.zeros(0, np.float32)
+    return PromptLogprobs(1, start, none, np.zeros(0, np.int32), none)
 
 
 class Abandoned(list[int]):
@@ -39,6 +46,20 @@ async def test_what_is_pending_comes_as_one_progress(stream: RequestStream) -> N
     stream.feed(Output(1, 9))
     stream.feed(STOP)
     assert await anext(stream) == Progress(None, [9], STOP)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+
+
+async def test_log_probabilities_come_with_their_tokens(stream: RequestStream) -> None:
+    told, prompt = TokenLogprobs(-0.5, [7], [-0.5]), prompt_logprobs(start=1)
+    for event in (ADMITTED, prompt, Output(1, 7, told), Output(1, 8, told)):
+        stream.feed(event)
+    assert await anext(stream) == Progress(ADMITTED, [7, 8], None, [told, told], [prompt])
+    stream.feed(prompt)
+    assert await anext(stream) == Progress(None, [], None, [], [prompt])
+    stream.feed(Output(1, 9, told))
+    stream.feed(prompt)
+    stream.close()
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
 

@@ -6,13 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from radixfleet.clock import MonotonicClock
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason, WorkerStatus
 from tests.support.engine_fakes import submit
-from worker.core.messages import Ready, Report
+from tests.support.fake_engine import FakeEngine
+from tests.support.grammars import regex
+from worker.core.messages import Child, Prepare, Ready, Report
 from worker.core.step import StepPlan, StepResult
 from worker.engine.config import EngineConfig
 from worker.engine.handle import EngineHandle, EngineLoadError, Notice, RequestStream, StateChange
@@ -226,6 +229,39 @@ async def test_a_runner_that_breaks_ends_all_streams_and_the_engine() -> None:
         with pytest.raises(Unavailable, match="failed"):
             engine.submit(submit(engine.next_uid()))
     assert runner.closed
+
+
+async def test_a_group_has_a_stream_for_each_completion() -> None:
+    """Behaviour 43, of the engine's handle: one message, n streams, in order."""
+    engine = FakeEngine()
+    engine.become_ready()
+    request = msgspec.structs.replace(submit(1), children=(Child(2, 12), Child(3, 13)))
+    streams = engine.submit_group(request)
+    assert [stream.uid for stream in streams] == [1, 2, 3]
+    assert engine.heard == [request]
+    assert engine.num_open == 3
+    streams[1].close()
+    assert engine.aborted_uids == [2]
+    engine.output(3, 7)
+    assert (await anext(streams[2])).token_ids == [7]
+
+
+async def test_grammars_are_prepared_by_the_runner() -> None:
+    async with serving(Observed()) as engine:
+        assert "simulated runner" in await engine.prepare(regex("a+"))
+
+
+async def test_who_waits_for_a_grammar_hears_of_the_engines_end() -> None:
+    engine = FakeEngine()
+    with pytest.raises(Unavailable):
+        await engine.prepare(regex("a+"))
+    engine.become_ready()
+    asking = asyncio.ensure_future(engine.prepare(regex("a+")))
+    await asyncio.sleep(0)
+    assert [type(message) for message in engine.heard] == [Prepare]
+    engine.crash()
+    with pytest.raises(Unavailable):
+        await asking
 
 
 async def test_stop_ends_what_runs_and_refuses_what_comes() -> None:

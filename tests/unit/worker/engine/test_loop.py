@@ -7,7 +7,8 @@ import pytest
 from radixfleet.clock import ManualClock
 from radixfleet.types import FinishReason
 from tests.support.engine_fakes import ListeningFront, ObedientExecutor, ready, submit
-from worker.core.messages import Abort, Flush, Flushed, Report, StepOutputs, Stop
+from tests.support.grammars import regex
+from worker.core.messages import Abort, Flush, Flushed, Prepare, Prepared, Report, StepOutputs, Stop
 from worker.engine.loop import CHECK_EVERY_S, REPORT_ALIVE_S, REPORT_CHANGED_S, EngineLoop
 from worker.scheduling.limits import Limits
 from worker.scheduling.scheduler import Scheduler
@@ -260,3 +261,9 @@ def test_a_busy_engine_is_not_held_up_by_verifying(serial: Engine) -> None:
     serial.clock.advance(2 * CHECK_EVERY_S)
     serial.loop.turn()
     assert len(serial.front.take(Report)) == 1
+
+
+def test_grammars_are_passed_on_to_the_runner_and_its_answers_to_the_front(overlapped: Engine) -> None:
+    overlapped.front.inbox = [Prepare(4, regex("a+")), Prepare(5, regex("bad"))]
+    overlapped.idle()
+    assert overlapped.front.take(Prepared) == [Prepared(4, ""), Prepared(5, "it is bad")]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -11,14 +13,19 @@ from worker.model.shapes import KNOWN_SHAPES
 from worker.runner.activation_peak import activation_peak
 from worker.runner.attention.backends import make_attention_backend
 from worker.runner.largest_step import largest_step
+from worker.runner.row_edits import RowEdits
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
+from worker.runner.step_sampler import StepSampler
 
 CPU = torch.device("cpu")
 
 
 def measured(config: ModelConfig, dtype: torch.dtype, chunk: int, rows: int, context: int) -> int:
     """The peak as a worker measures it at start, without the table of rows."""
+    row_state = RowState(max_rows=rows, max_context=context, vocab_size=config.vocab_size, device=CPU)
+    threads = ThreadPoolExecutor(1)
+    edits = RowEdits(max_rows=rows, vocab_size=config.vocab_size, device=CPU, compiler=None, threads=threads)
     computer = StepComputer(
         model=random_model(config, dtype),
         pool=TokenToKVPool(
@@ -30,7 +37,8 @@ def measured(config: ModelConfig, dtype: torch.dtype, chunk: int, rows: int, con
             dtype=dtype,
             device=CPU,
         ),
-        rows=RowState(max_rows=rows, max_context=context, vocab_size=config.vocab_size, device=CPU),
+        rows=row_state,
+        sampler=StepSampler(rows=row_state, edits=edits, max_rows=rows, device=CPU),
         attention=make_attention_backend("sdpa", config),
         device=CPU,
     )
@@ -56,7 +64,7 @@ def test_the_estimate_of_activations_is_what_a_worker_measures(
     config = shape(**sizes, vocab_size=vocab_size, num_layers=1, max_context_tokens=4096)
     estimate = estimate_activations(config, chunk=chunk, rows=rows, context=context, element_bytes=dtype.itemsize)
     assert (estimate.layer > estimate.sampling) is (part == "layer")
-    assert estimate.rows == rows * context * 4
+    assert estimate.rows == rows * (context + vocab_size) * 4
     peak = measured(config, dtype, chunk, rows, context)
     # A faster way to compute a step may need less than the plain one that the formula follows, never much more.
     assert 0.4 < peak / (estimate.total - estimate.rows) < 1.1
