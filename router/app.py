@@ -31,7 +31,7 @@ from router.config import RouterSettings
 from router.dispatch.chooser import Chooser
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.gate import Gate
-from router.dispatch.link import CallLink
+from router.dispatch.link_stream import Links
 from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
 from router.index import Sketch
@@ -92,11 +92,13 @@ async def running_router(
         stack.push_async_callback(registry.close)
         chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random)
         gate = Gate(chooser, max_waiting=settings.max_queued_requests, metrics=metrics, clock=clock)
+        links = Links(registry.channel, streams=settings.link)
+        stack.push_async_callback(links.close)
         log = RequestLog(metrics, clock)
         prompts = Prompts(registry, tokenizers, threads, metrics)
         dispatcher = Dispatcher(
             gate,
-            lambda worker: CallLink(registry.channel(worker), worker.name),
+            links.to,
             max_retries=settings.max_retries,
             retry_ratio=settings.retry_ratio,
             log=log,

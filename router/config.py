@@ -56,6 +56,10 @@ class RouterSettings(ProcessSettings):
     )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
 
+    link: bool = Field(
+        default=True,
+        description="Carry all requests to a worker over one stream, where it knows how; off: a gRPC call for each.",
+    )
     max_retries: int = Field(
         1, ge=0, le=5, description="How often a request that failed before its first token is tried on another worker."
     )

@@ -1,7 +1,7 @@
 """The worker put together: settings in, a serving worker out. Everything that starts and ends is in `running_worker`.
 
 start   tokenizer -> gRPC server (answers GetInfo, refuses requests) -> engine -> registration
-end     leave the routers -> end the state streams -> stop the server -> stop the engine
+end     leave the routers -> end the state streams and links -> stop the server -> stop the engine
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from worker.servicer.description import Description, package_version
 from worker.servicer.generation import Observer
 from worker.servicer.inference import InferenceServicer
 from worker.servicer.intake import Intake
+from worker.servicer.link import Links
 from worker.servicer.registration import Registration
 from worker.servicer.requests import RunningRequests
 from worker.servicer.state import StateFeed
@@ -83,13 +84,14 @@ async def running_worker(
         feed = StateFeed(engine, metrics)
         requests = RunningRequests(worker_id, engine, tokenizer, Observer(clock, metrics, feed))
         intake = Intake(settings.model_name, tokenizer, threads, default_max_new_tokens=settings.default_max_new_tokens)
-        inference_pb2_grpc.add_InferenceServicer_to_server(
-            InferenceServicer(description, intake, requests, metrics, clock), server
-        )
+        inference = InferenceServicer(description, intake, requests, metrics, clock)
+        links = Links(inference.answer, clock)
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(
-            WorkerServicer(description, engine, feed, requests, drain_grace_s=settings.drain_grace_s), server
+            WorkerServicer(description, engine, feed, requests, links, drain_grace_s=settings.drain_grace_s), server
         )
         stack.push_async_callback(server.stop, _STOP_S)
+        stack.push_async_callback(links.close)
         await stack.enter_async_context(feed)
         await stack.enter_async_context(_truthful_health(health, feed))
         await server.start()

@@ -83,6 +83,13 @@ def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
     return _BY_CODE.get(call_error.code(), errors.InternalError)(message)
 
 
+def error_from_status(status: status_pb2.Status) -> RadixfleetError:
+    """The error that `status_from_error` made `status` of; for statuses of others, the nearest one."""
+    code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
+    message = status.message or code.name
+    return _from_details(status, message) or _BY_CODE.get(code, errors.InternalError)(message)
+
+
 def _rich_status(call_error: grpc.aio.AioRpcError) -> status_pb2.Status | None:
     trailers: Any = call_error.trailing_metadata() or ()  # the stubs know no aio.Metadata here
     for key, value in trailers:

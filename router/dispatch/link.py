@@ -1,4 +1,4 @@
-"""How a request reaches its worker, behind a protocol: now a call of its own for each request.
+"""How a request reaches its worker, behind a protocol; and the first way: a call of its own for each request.
 
 Messages of the worker are passed on as they are. Each is decoded once, by protobuf's C code, which costs a microsecond
 beside the 40 to 98 of the gRPC call around it, and gives what the router must know: cached tokens and token ids.
@@ -81,8 +81,8 @@ class CallLink:
             while True:
                 message = await call.read()
                 if not isinstance(message, inference_pb2.GenerateResponse):
-                    raise _broken(self._worker, "the stream ended without its last message")
-                reply = _reply(message)
+                    raise broken(self._worker, "the stream ended without its last message")
+                reply = reply_of(message)
                 yield reply
                 if reply.kind == "end":
                     await _end_of(call)
@@ -94,7 +94,7 @@ class CallLink:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise _broken(self._worker, "the channel was closed") from None
+            raise broken(self._worker, "the channel was closed") from None
         finally:
             call.cancel()
 
@@ -112,7 +112,7 @@ def failure_of(error: grpc.aio.AioRpcError, worker: str) -> LinkFailure:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return LinkFailure("deadline", DeadlineExceeded("the deadline passed before the answer was there"), detail)
     if error.code() in _BROKEN and not _in_own_words(error):
-        return _broken(worker, detail)
+        return broken(worker, detail)
     return LinkFailure("answer", error_from_rpc(error), detail)
 
 
@@ -127,7 +127,8 @@ _BROKEN = frozenset(
 """What gRPC makes of connections that are refused, break, or are reset, and of servers that stop."""
 
 
-def _broken(worker: str, detail: str) -> LinkFailure:
+def broken(worker: str, detail: str) -> LinkFailure:
+    """The connection to `worker` is gone."""
     error = Unavailable(f"worker {worker} cannot be reached", retry_after_s=_RETRY_AFTER_S)
     return LinkFailure("transport", error, detail)
 
@@ -138,7 +139,8 @@ def _in_own_words(error: grpc.aio.AioRpcError) -> bool:
     return any(key == "grpc-status-details-bin" for key, _ in trailers)
 
 
-def _reply(message: inference_pb2.GenerateResponse) -> Reply:
+def reply_of(message: inference_pb2.GenerateResponse) -> Reply:
+    """What the router must know of a message."""
     kind = message.WhichOneof("event")
     if kind == "delta":
         return Reply("part", message, token_ids=message.delta.token_ids, index=message.index)

@@ -29,7 +29,7 @@ async def test_a_full_fleet_lets_requests_wait_in_the_router_and_refuses_what_is
     worker = small_worker(gate)
     async with running_fleet([worker], max_queued_requests=2) as fleet:
         tasks = [asyncio.create_task(fleet.client.complete(f"prompt {n}")) for n in range(3)]
-        await until(lambda: fleet.metric("queued_requests") == 2)
+        await until(lambda: fleet.metric("queued_requests") == 2 and worker.count("computed") == 1)
         assert len(worker.calls) == 1, "the worker was asked for no more than it has room for"
         with pytest.raises(Overloaded) as caught:
             await fleet.client.complete("one too many")

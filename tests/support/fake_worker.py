@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +18,13 @@ import numpy as np
 
 from radixfleet import blocks, convert
 from radixfleet.channel import listen, make_server
+from radixfleet.clock import MonotonicClock
 from radixfleet.errors import RadixfleetError
 from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import Capacity, Load, MemoryPools, ModelInfo, TokenArray, WorkerStatus
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.byte_tokenizer import byte_spec
+from worker.servicer.link import Links, TimeRemaining
 
 HEARTBEAT_S = 0.05
 SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Worker")
@@ -80,6 +83,10 @@ class FakeWorker:
     speaks: asyncio.Event = field(default_factory=lambda: set_event())
     """Cleared: sends no state, as a hung process would not."""
     drain_gate: asyncio.Event | None = None
+    knows_links: bool = True
+    """False: answers `Worker.Link` as a server does that never heard of it."""
+    links: int = 0
+    """Links opened so far."""
     calls: list[Call] = field(default_factory=list)
     cached: set[int] = field(default_factory=set)
     """Block hashes in the "KV cache"."""
@@ -252,9 +259,16 @@ class _Inference(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        async with aclosing(self.answer(request, context.time_remaining)) as responses:
+            async for response in responses:
+                yield response
+
+    async def answer(
+        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         worker = self._worker
         tokens = convert.unpack_tokens(request.prompt.token_ids, "prompt.token_ids")
-        call = Call(request, tokens, context.time_remaining(), uncached_tokens=len(tokens))
+        call = Call(request, tokens, time_remaining(), uncached_tokens=len(tokens))
         worker.calls.append(call)
         try:
             async for response in _answer(worker, call, worker.script(call)):
@@ -332,6 +346,20 @@ async def _pass(gate: asyncio.Event | None) -> None:
 class _Worker(worker_pb2_grpc.WorkerServicer):
     def __init__(self, worker: FakeWorker) -> None:
         self._worker = worker
+
+    async def Link(
+        self, request_iterator: AsyncIterator[worker_pb2.RouterFrame], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        if not self._worker.knows_links:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        self._worker.links += 1
+        await context.send_initial_metadata(())
+        await Links(self._answer, MonotonicClock()).serve(request_iterator, context.write)
+
+    def _answer(
+        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        return _Inference(self._worker).answer(request, time_remaining)
 
     async def GetInfo(
         self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from radixfleet import blocks
+from radixfleet import blocks, convert
 from radixfleet.clock import ManualClock
 from radixfleet.types import Capacity, Incarnation, ModelInfo, TokenArray, WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2
@@ -71,6 +71,14 @@ def prepared(prompt: TokenArray | int = 300, **fields: Any) -> PreparedRequest:
         message=inference_pb2.GenerateRequest(request_id="r"),
     )
     return replace(default, **fields)
+
+
+def sendable(length: int = 20, name: str = "r") -> PreparedRequest:
+    """A request of this length that a fake worker can answer: its message has the prompt."""
+    prompt = (np.arange(length) % 250).astype(np.uint32)
+    ids = convert.pack_tokens(prompt)
+    message = inference_pb2.GenerateRequest(request_id=name, prompt=inference_pb2.Prompt(token_ids=ids))
+    return prepared(prompt, message=message)
 
 
 @dataclass

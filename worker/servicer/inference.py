@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc.aio
@@ -15,6 +16,7 @@ from worker.metrics import Outcome, WorkerMetrics
 from worker.servicer.description import Description
 from worker.servicer.generation import Generation, outcome_of
 from worker.servicer.intake import Intake
+from worker.servicer.link import TimeRemaining
 from worker.servicer.requests import RunningRequests
 
 EXECUTION_ID_HEADER = "radixfleet-execution-id"
@@ -45,13 +47,18 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse],
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Started, Delta, ..., Finished."""
-        generation = await self._start(request)
-        try:
+        async with self._running(request, context.time_remaining) as generation:
             await context.send_initial_metadata(((EXECUTION_ID_HEADER, generation.identity.execution_id),))
             async for response in generation.responses():
                 yield response
-        finally:
-            self._requests.end(generation, _why_gone(context))
+
+    async def answer(
+        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """The messages of Generate, for requests that come on a link. Closing it ends the request."""
+        async with self._running(request, time_remaining) as generation:
+            async for response in generation.responses():
+                yield response
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -74,6 +81,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._require_model(request.model)
         return convert.model_info_to_pb(self._description.model_info(self._requests.require_loaded()))
 
+    @asynccontextmanager
+    async def _running(
+        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+    ) -> AsyncIterator[Generation]:
+        generation = await self._start(request)
+        try:
+            yield generation
+        finally:
+            self._requests.end(generation, _why_gone(time_remaining()))
+
     async def _start(self, request: inference_pb2.GenerateRequest) -> Generation:
         """Validate, tokenize, submit. What fails here has an outcome, too."""
         arrived_s = self._clock.now()
@@ -93,7 +110,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             )
 
 
-def _why_gone(context: grpc.aio.ServicerContext[Any, Any]) -> Outcome:
+def _why_gone(remaining_s: float | None) -> Outcome:
     """Why a client reads no further."""
-    remaining_s = context.time_remaining()
     return Outcome.DEADLINE if remaining_s is not None and remaining_s <= _DEADLINE_SLACK_S else Outcome.CANCELLED

@@ -14,6 +14,7 @@ from radixfleet.types import ExecutionId
 from radixfleet.v1 import worker_pb2, worker_pb2_grpc
 from worker.engine.handle import EngineHandle
 from worker.servicer.description import Description
+from worker.servicer.link import Links
 from worker.servicer.requests import RunningRequests
 from worker.servicer.state import StateFeed
 
@@ -33,6 +34,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         engine: EngineHandle,
         feed: StateFeed,
         requests: RunningRequests,
+        links: Links,
         *,
         drain_grace_s: float,
     ) -> None:
@@ -40,7 +42,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         self._engine = engine
         self._feed = feed
         self._requests = requests
+        self._links = links
         self._drain_grace_s = drain_grace_s
+
+    async def Link(  # type: ignore[override]  # writes to the context
+        self, request_iterator: AsyncIterator[worker_pb2.RouterFrame], context: _Context
+    ) -> None:
+        """Ends when the router goes, or the worker closes its links."""
+        _log.info("linked", peer=context.peer())
+        await context.send_initial_metadata(())
+        await self._links.serve(request_iterator, context.write)
 
     async def GetInfo(self, request: worker_pb2.GetInfoRequest, context: _Context) -> worker_pb2.WorkerInfo:
         """Answers in every status."""

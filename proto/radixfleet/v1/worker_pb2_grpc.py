@@ -34,6 +34,11 @@ class WorkerStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Link = channel.stream_stream(
+                '/radixfleet.v1.Worker/Link',
+                request_serializer=radixfleet_dot_v1_dot_worker__pb2.RouterFrame.SerializeToString,
+                response_deserializer=radixfleet_dot_v1_dot_worker__pb2.WorkerFrame.FromString,
+                _registered_method=True)
         self.GetInfo = channel.unary_unary(
                 '/radixfleet.v1.Worker/GetInfo',
                 request_serializer=radixfleet_dot_v1_dot_worker__pb2.GetInfoRequest.SerializeToString,
@@ -68,6 +73,16 @@ class WorkerStub:
 
 class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Link(self, request_iterator, context):
+        """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
+        each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
+        messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
+        wrong with a request ends that request; when the stream ends, all of them end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def GetInfo(self, request, context):
         """Identity, model, capacity and memory. Answers while the worker is still loading.
@@ -115,6 +130,11 @@ class WorkerServicer:
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Link': grpc.stream_stream_rpc_method_handler(
+                    servicer.Link,
+                    request_deserializer=radixfleet_dot_v1_dot_worker__pb2.RouterFrame.FromString,
+                    response_serializer=radixfleet_dot_v1_dot_worker__pb2.WorkerFrame.SerializeToString,
+            ),
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
                     request_deserializer=radixfleet_dot_v1_dot_worker__pb2.GetInfoRequest.FromString,
@@ -155,6 +175,33 @@ def add_WorkerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Worker:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Link(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/radixfleet.v1.Worker/Link',
+            radixfleet_dot_v1_dot_worker__pb2.RouterFrame.SerializeToString,
+            radixfleet_dot_v1_dot_worker__pb2.WorkerFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetInfo(request,

@@ -31,6 +31,12 @@ class WorkerStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerAsyncStub: ...
+    Link: _grpc.StreamStreamMultiCallable[_worker_pb2.RouterFrame, _worker_pb2.WorkerFrame]
+    """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
+    each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
+    messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
+    wrong with a request ends that request; when the stream ends, all of them end.
+    """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.WorkerInfo]
     """Identity, model, capacity and memory. Answers while the worker is still loading."""
     GetTokenizer: _grpc.UnaryStreamMultiCallable[_worker_pb2.GetTokenizerRequest, _worker_pb2.TokenizerChunk]
@@ -49,6 +55,12 @@ class WorkerStub:
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Link: _aio.StreamStreamMultiCallable[_worker_pb2.RouterFrame, _worker_pb2.WorkerFrame]  # type: ignore[assignment]
+    """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
+    each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
+    messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
+    wrong with a request ends that request; when the stream ends, all of them end.
+    """
     GetInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.WorkerInfo]  # type: ignore[assignment]
     """Identity, model, capacity and memory. Answers while the worker is still loading."""
     GetTokenizer: _aio.UnaryStreamMultiCallable[_worker_pb2.GetTokenizerRequest, _worker_pb2.TokenizerChunk]  # type: ignore[assignment]
@@ -65,6 +77,18 @@ class WorkerAsyncStub(WorkerStub):
     """Ends one request; its stream ends with Finished{ABORT}. An unknown execution_id is no error."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
+    @_abc_1.abstractmethod
+    def Link(
+        self,
+        request_iterator: _MaybeAsyncIterator[_worker_pb2.RouterFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerFrame], _abc.AsyncIterator[_worker_pb2.WorkerFrame]]:
+        """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
+        each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
+        messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
+        wrong with a request ends that request; when the stream ends, all of them end.
+        """
+
     @_abc_1.abstractmethod
     def GetInfo(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import grpc.aio
 import pytest
@@ -13,11 +13,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.channel import open_channel
+from radixfleet.clock import MonotonicClock
 from radixfleet.errors import InvalidRequest, Unavailable
 from radixfleet.status import error_from_rpc
 from radixfleet.text import TokenizerSpec
 from radixfleet.types import WorkerStatus
-from radixfleet.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, generate, read_failure, request
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.fake_engine import READY, FakeEngine
@@ -25,6 +26,7 @@ from tests.support.waiting import until
 from tests.support.worker_fixture import sim_runner, sim_worker
 from worker.app import SERVICES, Worker
 from worker.servicer.description import Description
+from worker.servicer.link import Links, TimeRemaining
 from worker.servicer.worker import TOKENIZER_CHUNK_BYTES, WorkerServicer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -77,10 +79,21 @@ async def test_the_tokenizer_comes_in_pieces_that_join(stub: worker_pb2_grpc.Wor
     assert TokenizerSpec.from_json(b"".join(chunks)) == byte_spec()
 
 
+async def no_answer(
+    request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+    yield inference_pb2.GenerateResponse()
+
+
 async def test_a_big_tokenizer_comes_in_pieces_of_a_megabyte(engine: FakeEngine, worker: Worker) -> None:
     spec = TokenizerSpec("x" * (5 * TOKENIZER_CHUNK_BYTES // 2), None, None, None, None, (), False, 1)
     servicer = WorkerServicer(
-        Description(worker.description.worker_id, "m", spec), engine, worker.feed, worker.requests, drain_grace_s=1
+        Description(worker.description.worker_id, "m", spec),
+        engine,
+        worker.feed,
+        worker.requests,
+        Links(no_answer, MonotonicClock()),
+        drain_grace_s=1,
     )
     chunks = [chunk.data async for chunk in servicer.GetTokenizer(worker_pb2.GetTokenizerRequest(), None)]
     assert [len(chunk) == TOKENIZER_CHUNK_BYTES for chunk in chunks] == [True, True, False]

@@ -1,0 +1,186 @@
+"""The worker's end of a link, over frames in memory: what is in one frame, credit, deadlines, errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from google.rpc import status_pb2
+
+from radixfleet.clock import MonotonicClock
+from radixfleet.errors import InternalError, InvalidRequest
+from radixfleet.status import error_from_status
+from radixfleet.v1 import inference_pb2, worker_pb2
+from tests.support.waiting import until
+from worker.servicer.link import FRAME_BYTES, Links, TimeRemaining
+
+
+def delta(token_id: int, text: str = "") -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(token_ids=[token_id], text=text))
+
+
+END = inference_pb2.GenerateResponse(finished=inference_pb2.Finished(usage=inference_pb2.Usage()))
+
+
+class Wire:
+    """A router's end: frames to send, frames received, and answers that go one step at a time."""
+
+    def __init__(self) -> None:
+        self.incoming: asyncio.Queue[worker_pb2.RouterFrame | None] = asyncio.Queue()
+        self.frames: list[worker_pb2.WorkerFrame] = []
+        self.can_write = asyncio.Event()
+        self.can_write.set()
+        self.steps: dict[str, asyncio.Queue[inference_pb2.GenerateResponse | Exception]] = {}
+        self.ended: list[str] = []
+        self.links = Links(self._answer, MonotonicClock())
+        self.serving = asyncio.create_task(self.links.serve(self._frames(), self._write))
+
+    async def _frames(self) -> AsyncIterator[worker_pb2.RouterFrame]:
+        while (frame := await self.incoming.get()) is not None:
+            yield frame
+
+    async def _write(self, frame: worker_pb2.WorkerFrame) -> None:
+        await self.can_write.wait()
+        self.frames.append(frame)
+
+    async def _answer(
+        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        steps = self.steps.setdefault(request.request_id, asyncio.Queue())
+        try:
+            while True:
+                step = await steps.get()
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+                if step is END:
+                    return
+        finally:
+            self.ended.append(request.request_id)
+
+    async def start(self, *numbers: int, credit: int = 100, timeout_s: float | None = None) -> None:
+        starts = [
+            worker_pb2.LinkStart(
+                number=number,
+                request=inference_pb2.GenerateRequest(request_id=str(number)),
+                credit=credit,
+                timeout_s=timeout_s,
+            )
+            for number in numbers
+        ]
+        self.incoming.put_nowait(worker_pb2.RouterFrame(starts=starts))
+        await until(lambda: all(str(number) in self.steps for number in numbers))
+
+    def step(self, number: int, *responses: inference_pb2.GenerateResponse | Exception) -> None:
+        for response in responses:
+            self.steps[str(number)].put_nowait(response)
+
+    @property
+    def replies(self) -> list[worker_pb2.LinkReply]:
+        return [reply for frame in self.frames for reply in frame.replies]
+
+    async def close(self) -> None:
+        self.incoming.put_nowait(None)
+        await self.serving
+
+
+async def test_a_step_of_many_requests_is_one_frame() -> None:
+    wire = Wire()
+    await wire.start(*range(1, 101))
+    for number in range(1, 101):
+        wire.step(number, delta(number))
+    await until(lambda: len(wire.replies) == 100)
+    assert len(wire.frames) == 1
+    assert {(reply.number, reply.response.delta.token_ids[0]) for reply in wire.replies} == {
+        (number, number) for number in range(1, 101)
+    }
+    await wire.close()
+    assert sorted(wire.ended) == sorted(map(str, range(1, 101))), "requests end with their link"
+
+
+async def test_what_comes_while_a_frame_is_written_goes_in_the_next() -> None:
+    wire = Wire()
+    await wire.start(1, 2)
+    wire.can_write.clear()
+    wire.step(1, delta(1))
+    await until(lambda: wire.steps["1"].empty())
+    for token_id in range(2, 10):
+        wire.step(1, delta(token_id))
+        wire.step(2, delta(token_id))
+    await until(lambda: wire.steps["1"].empty() and wire.steps["2"].empty())
+    wire.can_write.set()
+    await until(lambda: len(wire.replies) == 17)
+    assert len(wire.frames) <= 3
+    of_first = [reply.response.delta.token_ids[0] for reply in wire.replies if reply.number == 1]
+    assert of_first == list(range(1, 10))
+    await wire.close()
+
+
+async def test_a_request_goes_no_further_than_its_credit() -> None:
+    """Behaviour 57."""
+    wire = Wire()
+    await wire.start(1, credit=2)
+    await wire.start(2, credit=100)
+    for token_id in range(6):
+        wire.step(1, delta(token_id))
+        wire.step(2, delta(token_id))
+    await until(lambda: len(wire.replies) == 8)
+    assert wire.steps["1"].qsize() == 4, "what has no credit is not even asked for"
+    wire.incoming.put_nowait(worker_pb2.RouterFrame(credits=[worker_pb2.LinkCredit(number=1, credit=3)]))
+    await until(lambda: len(wire.replies) == 11)
+    assert wire.steps["1"].qsize() == 1
+    await wire.close()
+
+
+async def test_cancelled_requests_and_those_out_of_time_end_and_say_nothing_more() -> None:
+    wire = Wire()
+    await wire.start(1)
+    await wire.start(2, timeout_s=0.02)
+    await wire.start(3)
+    wire.incoming.put_nowait(worker_pb2.RouterFrame(cancels=[1, 77]))
+    await until(lambda: sorted(wire.ended) == ["1", "2"])
+    wire.step(3, delta(1), END)
+    await until(lambda: len(wire.replies) == 2)
+    assert {reply.number for reply in wire.replies} == {3}
+    await wire.close()
+
+
+async def test_errors_end_their_own_request_and_hide_what_is_internal() -> None:
+    wire = Wire()
+    await wire.start(1, 2, 3)
+    wire.step(1, InvalidRequest("too hot", field="sampling.temperature"))
+    wire.step(2, ZeroDivisionError("secret"))
+    wire.step(3, delta(1), END)
+    await until(lambda: len(wire.replies) == 4)
+    errors = {
+        reply.number: error_from_status(status_pb2.Status.FromString(reply.status))
+        for reply in wire.replies
+        if reply.WhichOneof("event") == "status"
+    }
+    assert isinstance(errors[1], InvalidRequest)
+    assert errors[1].field == "sampling.temperature"
+    assert isinstance(errors[2], InternalError)
+    assert "secret" not in str(errors[2])
+    await wire.close()
+
+
+async def test_frames_are_bounded() -> None:
+    wire = Wire()
+    await wire.start(*range(1, 11))
+    wire.can_write.clear()
+    for number in range(1, 11):
+        wire.step(number, delta(1, "x" * (FRAME_BYTES // 3)))
+    await until(lambda: all(steps.empty() for steps in wire.steps.values()))
+    wire.can_write.set()
+    await until(lambda: len(wire.replies) == 10)
+    assert max(frame.ByteSize() for frame in wire.frames) <= FRAME_BYTES + 100
+    await wire.close()
+
+
+async def test_a_worker_that_stops_ends_its_links() -> None:
+    wire = Wire()
+    await wire.start(1)
+    await wire.links.close()
+    async with asyncio.timeout(5):
+        await wire.serving
+    assert wire.ended == ["1"]
