@@ -22,6 +22,30 @@ _SAMPLING = (
     click.option("--seed", type=int, help="Makes the answer repeatable."),
     click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
+    click.option("--frequency-penalty", type=float, help="Discourage tokens for each time they came; -2 to 2."),
+    click.option("--presence-penalty", type=float, help="Discourage tokens that came already; -2 to 2."),
+    click.option("--repetition-penalty", type=float, help="Above 1, discourage tokens of prompt and answer."),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        metavar="ID=VALUE",
+        callback=lambda _context, _option, values: _read_bias(values),
+        help="Add to the logit of a token, -100 to 100; may be given several times.",
+    ),
+    click.option(
+        "--json-schema",
+        metavar="FILE",
+        callback=lambda _context, _option, path: _read_grammar(path),
+        help="The answer must be JSON of this schema; - reads standard input.",
+    ),
+    click.option("--json-object", is_flag=True, default=None, help="The answer must be a JSON object."),
+    click.option("--regex", help="The answer must match this regular expression as a whole."),
+    click.option(
+        "--lark",
+        metavar="FILE",
+        callback=lambda _context, _option, path: _read_grammar(path),
+        help="The answer must keep to this Lark grammar; - reads standard input.",
+    ),
     click.option("--model", help="Which model; default: the only one served."),
     click.option("--cache-salt", help="Share cached prefixes only with requests of the same salt."),
 )
@@ -80,6 +104,21 @@ def write_text(text: str) -> None:
     """Print a piece of an answer at once."""
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _read_grammar(path: str | None) -> str | None:
+    return None if path is None else _read(Path(path))
+
+
+def _read_bias(values: tuple[str, ...]) -> dict[int, float] | None:
+    bias = {}
+    for value in values:
+        token_id, _, amount = value.partition("=")
+        try:
+            bias[int(token_id)] = float(amount)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not ID=VALUE, two numbers") from None
+    return bias or None
 
 
 def _read(path: Path | None) -> str:

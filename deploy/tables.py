@@ -55,7 +55,7 @@ def completions_table(completions: Sequence[tuple[str, Completion]]) -> Table:
     """A row a request, named by the caller: where it went and why, what was cached, how fast it was."""
     table = _table("request", "worker", "why", "prompt", "cached", "hit", "TTFT ms", "tokens/s")
     for name, completion in completions:
-        started, usage = completion.started, completion.finished.usage
+        started, usage = completion.started, completion.usage
         table.add_row(
             name,
             started.worker_id,

@@ -114,7 +114,7 @@ def _read_line() -> str | None:
 
 
 def _remark(completion: Completion) -> str:
-    started, usage = completion.started, completion.finished.usage
+    started, usage = completion.started, completion.usage
     why = f" ({started.route.reason})" if started.route else ""
     return (
         f"{started.worker_id}{why}: {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached, "

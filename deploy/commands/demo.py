@@ -102,7 +102,7 @@ def _messages(persona: Persona, number: int, history: dict[str, list[ChatMessage
 
 
 def _summary(console: Console, completions: Sequence[tuple[str, Completion]], workers: Sequence[WorkerEntry]) -> None:
-    usages = [completion.finished.usage for _, completion in completions]
+    usages = [completion.usage for _, completion in completions]
     cached, asked = sum(usage.cached_tokens for usage in usages), sum(usage.prompt_tokens for usage in usages)
     console.print("\n[bold]Requests[/bold]")
     console.print(completions_table(completions))

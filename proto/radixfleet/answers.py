@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -47,38 +48,91 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model found a token: natural logarithms of the softmax of its own logits."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens in its place, the likeliest first: (token id, log probability)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """A run of prompt tokens, where `prompt_logprobs` asked for them; the runs join, from position 1 on."""
+
+    start: int
+    """Position of the first of `tokens`."""
+    tokens: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """New tokens and the text that they made certain."""
 
     token_ids: tuple[int, ...]
     text: str
+    index: int = 0
+    """Which of the n completions."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, where `logprobs` asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Last event. `text` belongs after that of the last Delta."""
+    """Last event of a completion. `text` belongs after that of its last Delta."""
 
     reason: FinishReason
     text: str
-    usage: Usage
+    usage: Usage | None
+    """Of all completions together, in the very last event; None in those of completions that finish before."""
     matched_stop: str | None
     matched_token_id: int | None
+    index: int = 0
 
 
-Event: TypeAlias = Started | Delta | Finished
+Event: TypeAlias = Started | PromptLogprobs | Delta | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the n completions."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    """One for each token, where they were asked for."""
+    finished: Finished
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole generation."""
+    """A whole generation. `text`, `token_ids` and `finished` are those of the first of its n choices."""
 
-    text: str
-    token_ids: tuple[int, ...]
     started: Started
-    finished: Finished
+    choices: tuple[Choice, ...]
+    """By index."""
+    usage: Usage
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+    """Of the prompt's tokens from the second on, where they were asked for."""
     ttft_s: float
     """From the call to the first token, seen from here. The whole time when there was no token."""
     total_s: float
+
+    @property
+    def text(self) -> str:
+        """Of the first choice."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Of the first choice."""
+        return self.choices[0].token_ids
+
+    @property
+    def finished(self) -> Finished:
+        """How the first choice ended."""
+        return self.choices[0].finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +221,18 @@ def event(message: inference_pb2.GenerateResponse) -> Event:
     """One message of a Generate stream."""
     kind = message.WhichOneof("event")
     if kind == "delta":
-        return Delta(token_ids=tuple(message.delta.token_ids), text=message.delta.text)
+        return Delta(
+            token_ids=tuple(message.delta.token_ids),
+            text=message.delta.text,
+            index=message.index,
+            logprobs=_logprobs(message.delta.logprobs),
+        )
     if kind == "started":
         return _started(message.started)
     if kind == "finished":
-        return _finished(message.finished)
+        return _finished(message.finished, message.index)
+    if kind == "prompt_logprobs":
+        return PromptLogprobs(message.prompt_logprobs.start, _logprobs(message.prompt_logprobs.tokens))
     raise InternalError("the server sent an event that this version of radixfleet does not know")
 
 
@@ -186,14 +247,22 @@ def _started(message: inference_pb2.Started) -> Started:
     )
 
 
-def _finished(message: inference_pb2.Finished) -> Finished:
+def _logprobs(messages: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(message.logprob, tuple(zip(message.top_token_ids, message.top_logprobs, strict=True)))
+        for message in messages
+    )
+
+
+def _finished(message: inference_pb2.Finished, index: int) -> Finished:
     matched = message.WhichOneof("matched")
     return Finished(
         reason=convert.finish_reason(message.reason),
         text=message.text,
-        usage=convert.usage(message.usage),
+        usage=convert.usage(message.usage) if message.HasField("usage") else None,
         matched_stop=message.matched_stop if matched == "matched_stop" else None,
         matched_token_id=message.matched_token_id if matched == "matched_token_id" else None,
+        index=index,
     )
 
 

@@ -38,6 +38,7 @@ from radixfleet.answers import (
 )
 from radixfleet.channel import open_channel
 from radixfleet.clock import Clock, MonotonicClock
+from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
 from radixfleet.retry import RetryPolicy
@@ -87,10 +88,13 @@ class Client:
     async def generate(
         self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncGenerator[Event, None]:
-        """The events of one generation: one Started, any number of Delta, one Finished.
+        """The events of one generation: one Started, any number of Delta, one Finished with usage.
 
-        Started is held back until the first token, because until then the request may be tried again. The request ends
-        on the server when the iterator is closed or dropped. Raises RadixfleetError.
+        With n > 1 the Deltas of all completions come mixed, and each has a Finished, of which the last has usage. With
+        prompt_logprobs, PromptLogprobs follow Started.
+
+        Started is held back until something follows it, because until then the request may be tried again. The request
+        ends on the server when the iterator is closed or dropped. Raises RadixfleetError.
         """
         request = generate_request(prompt, options)
         deadline = self._deadline(timeout_s)
@@ -119,11 +123,11 @@ class Client:
         try:
             async for message in call:
                 event = answers.event(message)
-                if isinstance(event, Finished):
+                if isinstance(event, Finished) and event.usage is not None:
                     finished = event  # goes out with the status: a caller that leaves then has nothing left to cancel
                     continue
                 held.append(event)
-                if isinstance(event, Delta):
+                if not isinstance(event, Started):
                     for item in held:
                         yield item
                     held.clear()
@@ -147,35 +151,21 @@ class Client:
         on_text: Callable[[str], None] | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion:
-        """One whole generation; `on_text` is called with each piece of it as it comes. The rest is as in `generate`."""
+        """One whole generation. The rest is as in `generate`.
+
+        `on_text` is called with each piece of text as it comes; with n > 1, of the first completion alone.
+        """
         begun_s = self._clock.now()
         first_s: float | None = None
-        started: Started | None = None
-        finished: Finished | None = None
-        texts: list[str] = []
-        token_ids: list[int] = []
+        collector = Collector()
         async for event in self.generate(prompt, timeout_s=timeout_s, **options):
-            if isinstance(event, Started):
-                started = event
-                continue
-            first_s = self._clock.now() if first_s is None else first_s
-            texts.append(event.text)
-            if on_text is not None:
-                on_text(event.text)
-            if isinstance(event, Delta):
-                token_ids += event.token_ids
-            else:
-                finished = event
-        if started is None or finished is None or first_s is None:
-            raise InternalError("the server sent no Started message")
-        return Completion(
-            text="".join(texts),
-            token_ids=tuple(token_ids),
-            started=started,
-            finished=finished,
-            ttft_s=first_s - begun_s,
-            total_s=self._clock.now() - begun_s,
-        )
+            collector.take(event)
+            if isinstance(event, Delta | Finished):
+                first_s = self._clock.now() if first_s is None else first_s
+                if on_text is not None and event.index == 0:
+                    on_text(event.text)
+        now_s = self._clock.now()
+        return collector.completion(ttft_s=(now_s if first_s is None else first_s) - begun_s, total_s=now_s - begun_s)
 
     async def tokenize(self, prompt: PromptInput, *, model: str = "", timeout_s: float | None = None) -> TokenArray:
         """The token ids that `generate` would compute on."""

@@ -39,7 +39,7 @@ async def hit_rate(policy: str, workers: list[str], arrivals: list[Arrival]) -> 
                 done = await client.complete(
                     arrival.token_ids, max_new_tokens=arrival.max_new_tokens, temperature=0, ignore_eos=True
                 )
-            return done.finished.usage.cached_tokens, done.finished.usage.prompt_tokens
+            return done.usage.cached_tokens, done.usage.prompt_tokens
 
         counts = await asyncio.gather(*(send(arrival) for arrival in arrivals))
     return sum(cached for cached, _ in counts) / sum(prompt for _, prompt in counts)

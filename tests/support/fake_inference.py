@@ -25,13 +25,28 @@ def started(**fields: object) -> inference_pb2.GenerateResponse:
     return inference_pb2.GenerateResponse(started=inference_pb2.Started(worker_id="w", **fields))  # type: ignore[arg-type]
 
 
-def delta(*token_ids: int, text: str = "") -> inference_pb2.GenerateResponse:
-    return inference_pb2.GenerateResponse(delta=inference_pb2.Delta(token_ids=token_ids, text=text))
+def delta(
+    *token_ids: int, text: str = "", index: int = 0, logprobs: Sequence[inference_pb2.TokenLogprobs] = ()
+) -> inference_pb2.GenerateResponse:
+    message = inference_pb2.Delta(token_ids=token_ids, text=text, logprobs=logprobs)
+    return inference_pb2.GenerateResponse(delta=message, index=index)
 
 
-def finished(text: str = "", **fields: object) -> inference_pb2.GenerateResponse:
-    message = inference_pb2.Finished(text=text, reason=inference_pb2.FINISH_REASON_STOP, **fields)  # type: ignore[arg-type]
-    return inference_pb2.GenerateResponse(finished=message)
+def finished(text: str = "", *, index: int = 0, **fields: object) -> inference_pb2.GenerateResponse:
+    """With usage, so the last message, unless `usage` is None."""
+    values = {"usage": inference_pb2.Usage()} | fields
+    message = inference_pb2.Finished(text=text, reason=inference_pb2.FINISH_REASON_STOP, **values)  # type: ignore[arg-type]
+    return inference_pb2.GenerateResponse(finished=message, index=index)
+
+
+def told(logprob: float, *top: tuple[int, float]) -> inference_pb2.TokenLogprobs:
+    """Log probabilities of one token."""
+    ids, logprobs = [token_id for token_id, _ in top], [value for _, value in top]
+    return inference_pb2.TokenLogprobs(logprob=logprob, top_token_ids=ids, top_logprobs=logprobs)
+
+
+def prompt_logprobs(start: int, *tokens: inference_pb2.TokenLogprobs) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse(prompt_logprobs=inference_pb2.PromptLogprobs(start=start, tokens=tokens))
 
 
 @dataclass

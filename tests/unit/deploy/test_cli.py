@@ -10,7 +10,7 @@ import pytest
 
 from deploy import cli
 from radixfleet.errors import InvalidRequest, Unavailable
-from tests.support.fake_inference import FakeInference, delta, finished, serving, started
+from tests.support.fake_inference import FakeInference, delta, finished, serving, started, told
 
 ANSWER = (
     started(request_id="r", prompt_tokens=12, cached_tokens=8),
@@ -74,6 +74,77 @@ def test_generate_json_is_one_object_with_all_that_a_script_asks_for(radixfleet)
         "completion_tokens": 3,
         "finish_reason": "stop",
     }
+
+
+SEVERAL = (
+    started(request_id="r", prompt_tokens=12),
+    delta(5, text="Hel", index=1, logprobs=[told(-0.5, (5, -0.5), (6, -1.25))]),
+    delta(7, text="Bye", index=0, logprobs=[told(-2.0, (5, -0.5), (7, -2.0))]),
+    finished(index=0, usage=None),
+    finished(text="lo", index=1, usage={"prompt_tokens": 12, "completion_tokens": 2}),
+)
+
+
+def test_several_completions_are_printed_one_after_another(radixfleet):
+    fake = FakeInference([SEVERAL])
+    with served(fake) as address:
+        code, out, _ = radixfleet("generate", "-p", "Hi", "--n", "2", "--logprobs", "2", "--endpoint", address)
+    assert code == 0
+    assert out == (
+        "--- 0 (stop)\nBye\n       7   -2.000   5:-0.500  7:-2.000\n"
+        "--- 1 (stop)\nHello\n       5   -0.500   5:-0.500  6:-1.250\n"
+    )
+    assert (fake.requests[0].sampling.n, fake.requests[0].sampling.logprobs) == (2, 2)
+
+
+def test_several_completions_as_json(radixfleet):
+    with served(FakeInference([SEVERAL])) as address:
+        _, out, _ = radixfleet("generate", "-p", "Hi", "--n", "2", "--json", "--endpoint", address)
+    answer = json.loads(out)
+    assert (answer["text"], answer["completion_tokens"]) == ("Bye", 2)
+    assert [choice["text"] for choice in answer["choices"]] == ["Bye", "Hello"]
+    assert answer["choices"][1] == {
+        "index": 1,
+        "text": "Hello",
+        "token_ids": [5],
+        "finish_reason": "stop",
+        "logprobs": [{"logprob": -0.5, "top": [[5, -0.5], [6, -1.25]]}],
+    }
+    assert answer["logprobs"] == answer["choices"][0]["logprobs"]
+
+
+def test_penalties_bias_and_grammars_reach_the_server(radixfleet, tmp_path):
+    fake = FakeInference([ANSWER])
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    options = ["--frequency-penalty", "-0.5", "--presence-penalty", "1", "--repetition-penalty", "1.25"]
+    options += ["--logit-bias", "7=-100", "--logit-bias", "9=2.5", "--json-schema", str(tmp_path / "schema.json")]
+    with served(fake) as address:
+        code, _, err = radixfleet("generate", "-p", "Hi", *options, "--endpoint", address)
+    assert (code, err) == (0, "")
+    sampling = fake.requests[0].sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (-0.5, 1.0, 1.25)
+    assert dict(sampling.logit_bias) == {7: -100.0, 9: 2.5}
+    assert sampling.grammar.json_schema == '{"type": "object"}'
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--logit-bias", "7"], "'7' is not ID=VALUE"),
+        (["--logit-bias", "x=1"], "'x=1' is not ID=VALUE"),
+        (["--json-schema", "/nowhere/schema.json"], "cannot read /nowhere/schema.json"),
+    ],
+)
+def test_options_that_cannot_be_read_are_wrong_usage(radixfleet, options, message):
+    code, _, err = radixfleet("generate", "-p", "Hi", *options)
+    assert code == 2
+    assert message in err
+
+
+def test_two_grammars_are_refused(radixfleet):
+    code, _, err = radixfleet("generate", "-p", "Hi", "--regex", "a", "--json-object")
+    assert code == 4
+    assert "one grammar" in err
 
 
 def test_options_reach_the_server_and_what_was_not_named_stays_unset(radixfleet):

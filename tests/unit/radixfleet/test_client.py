@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from radixfleet.answers import Delta, Finished, Started
+from radixfleet.answers import Delta, Finished, PromptLogprobs, Started
 from radixfleet.client import Client
 from radixfleet.errors import (
     Cancelled,
@@ -23,7 +23,16 @@ from radixfleet.errors import (
 )
 from radixfleet.retry import RetryPolicy
 from radixfleet.types import ChatMessage, FinishReason
-from tests.support.fake_inference import FakeInference, Silence, delta, finished, serving, started
+from tests.support.fake_inference import (
+    FakeInference,
+    Silence,
+    delta,
+    finished,
+    prompt_logprobs,
+    serving,
+    started,
+    told,
+)
 
 FAST = RetryPolicy(retries=2, first_s=0.001, longest_s=0.002)
 WHOLE = (started(prompt_tokens=3, cached_tokens=2), delta(1, 2, text="ab"), delta(3, text="c"), finished("!"))
@@ -53,6 +62,78 @@ async def test_text_can_be_shown_as_it_comes():
         completion = await client.complete("hello", on_text=pieces.append)
     assert pieces == ["ab", "c", "!"]
     assert completion.text == "abc!"
+
+
+async def test_several_completions_are_told_apart_and_the_last_message_has_the_usage():
+    """Behaviour 43: four indices, one usage; a completion that ends early does not end the stream."""
+    script = [
+        started(prompt_tokens=3),
+        delta(1, text="a", index=2),
+        delta(2, text="b", index=0),
+        finished("!", index=2, usage=None),
+        delta(3, text="c", index=1),
+        delta(4, text="d", index=0),
+        finished(index=3, usage=None),
+        finished(index=0, usage=None),
+        finished("?", index=1, usage={"prompt_tokens": 3, "completion_tokens": 4}),
+    ]
+    fake = FakeInference([script])
+    pieces: list[str] = []
+    async with serving(fake) as address, Client(address) as client:
+        completion = await client.complete("hello", n=4, on_text=pieces.append)
+        events = await collect(client)
+    assert [choice.index for choice in completion.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in completion.choices] == ["bd", "c?", "a!", ""]
+    assert [choice.token_ids for choice in completion.choices] == [(2, 4), (3,), (1,), ()]
+    assert (completion.text, completion.token_ids) == ("bd", (2, 4))
+    assert completion.usage.completion_tokens == 4
+    assert "".join(pieces) == "bd"
+    assert fake.requests[0].sampling.n == 4
+    assert [event.usage is not None for event in events if isinstance(event, Finished)] == [False, False, False, True]
+    assert fake.outcomes == ["done", "done"]
+
+
+async def test_log_probabilities_arrive_with_their_tokens_and_those_of_the_prompt_before():
+    script = [
+        started(prompt_tokens=4),
+        prompt_logprobs(1, told(-1.5), told(-2.5, (7, -0.25))),
+        prompt_logprobs(3, told(-0.5)),
+        delta(5, 6, text="x", logprobs=[told(-0.125, (5, -0.125), (9, -3.0)), told(-4.0)]),
+        finished(),
+    ]
+    async with serving(FakeInference([script])) as address, Client(address) as client:
+        completion = await client.complete("hello", logprobs=2, prompt_logprobs=1)
+        events = await collect(client)
+    assert [type(event) for event in events] == [Started, PromptLogprobs, PromptLogprobs, Delta, Finished]
+    assert [event.start for event in events if isinstance(event, PromptLogprobs)] == [1, 3]
+    assert [told.logprob for told in completion.prompt_logprobs] == [-1.5, -2.5, -0.5]
+    assert completion.prompt_logprobs[1].top == ((7, -0.25),)
+    assert [told.logprob for told in completion.choices[0].logprobs] == [-0.125, -4.0]
+    assert completion.choices[0].logprobs[0].top == ((5, -0.125), (9, -3.0))
+
+
+async def test_nothing_is_tried_again_after_the_prompts_log_probabilities():
+    """Behaviour 53: what a caller has seen is not sent twice."""
+    fake = FakeInference([[started(), prompt_logprobs(1, told(-1.0)), Unavailable("worker died")], WHOLE])
+    async with serving(fake) as address, Client(address, retry=FAST) as client:
+        with pytest.raises(Unavailable, match="worker died"):
+            await collect(client)
+    assert len(fake.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        [started(), finished(index=1, usage=None)],
+        [started(), delta(1, index=1), finished()],
+        [delta(1), finished()],
+    ],
+    ids=["no usage", "a completion without its end", "no start"],
+)
+async def test_a_stream_that_lacks_something_is_an_error(script):
+    async with serving(FakeInference([script])) as address, Client(address) as client:
+        with pytest.raises(InternalError):
+            await client.complete("hello")
 
 
 async def test_a_finished_call_is_not_cancelled_by_leaving_at_the_last_event():
