@@ -109,6 +109,7 @@ def make_engine(settings: WorkerSettings, model_path: Path, spec: TokenizerSpec)
         runner=_sim_runner(settings, spec) if settings.runner == "sim" else _torch_runner(settings, model_path),
         overlap=settings.overlap,
         schedule_order=settings.schedule_policy,
+        preempt=settings.preempt,
         log_level=settings.log_level,
         log_json=settings.log_json,
     )

@@ -97,6 +97,11 @@ class WorkerSettings(ProcessSettings):
     schedule_policy: SchedulePolicy = Field(
         "lpm", description="Who leaves the queue first: longest cached prefix (with aging), oldest, highest priority."
     )
+    preempt: bool = Field(
+        default=False,
+        description="With --schedule-policy priority: running requests are retracted, and continued later, for waiting "
+        "ones of higher priority that find no room.",
+    )
 
     drain_grace_s: float = Field(
         30.0, ge=0, le=86400, description="On SIGTERM, how long running requests may go on before they are cut."

@@ -35,9 +35,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_running=st.integers(1, 4),
         chunk=st.sampled_from([1, 3, 4, 16, 64]),
         order=st.sampled_from(["fcfs", "lpm", "priority"]),
+        preempt=st.booleans(),
         learned=st.booleans(),
     )
-    def start(self, page_size: int, num_pages: int, max_running: int, chunk: int, order: str, learned: bool) -> None:
+    def start(
+        self, page_size: int, num_pages: int, max_running: int, chunk: int, order: str, preempt: bool, learned: bool
+    ) -> None:
         self.worker = SimWorker(
             num_pages=num_pages * (1 if page_size == 16 else 16 // page_size // 2),
             page_size=page_size,
@@ -45,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             chunk=chunk,
             vocab_size=_VOCAB,
             order=order,
+            preempt=preempt and order == "priority",
             max_overtakes=2,
             shared_prefix_tokens=2,
         )
@@ -149,6 +153,7 @@ def test_a_long_run_loses_nothing(page_size: int, order: str, in_flight: int) ->
         chunk=24,
         vocab_size=_VOCAB,
         order=order,
+        preempt=order == "priority",
         shared_prefix_tokens=16,
         check_each_act=False,
     )
@@ -161,6 +166,7 @@ def test_a_long_run_loses_nothing(page_size: int, order: str, in_flight: int) ->
                 int(random.integers(1, 60)),
                 stop_token_ids=((), (0,))[int(random.random() < 0.5)],
                 namespace=("m", str(random.integers(0, 2))),
+                priority=int(random.integers(0, 3)),
             )
             worker.submit(submit)
         if random.random() < 0.02 and worker.told:

@@ -106,6 +106,7 @@ class SimWorker:
         max_context: int | None = None,
         vocab_size: int = 50,
         order: Order = "fcfs",
+        preempt: bool = False,
         max_overtakes: int = 64,
         shared_prefix_tokens: int = 64,
         check_each_act: bool = True,
@@ -133,6 +134,7 @@ class SimWorker:
             chunked_prefill_size=chunk,
             max_context_tokens=ready.max_context_tokens,
             order=order,
+            preempt=preempt,
             max_overtakes=max_overtakes,
             shared_prefix_tokens=shared_prefix_tokens,
         )

@@ -38,6 +38,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = True
     """Plan the next step while the device computes the last one."""
     schedule_order: Order = "lpm"
+    preempt: bool = False
+    """With the order priority: retract running requests for waiting ones of higher priority."""
     log_level: str = "info"
     log_json: bool = False
     stuck_s: float = 60.0

@@ -65,7 +65,8 @@ def serve(start: Start) -> int:
 def run_loop(start: Start, ready: Ready, mailbox: SocketMailbox) -> None:
     """Serve. Raises PeerClosed when the runner is gone."""
     clock = MonotonicClock()
-    scheduler = Scheduler(Limits.from_ready(ready, order=start.config.schedule_order), clock)
+    limits = Limits.from_ready(ready, order=start.config.schedule_order, preempt=start.config.preempt)
+    scheduler = Scheduler(limits, clock)
     executor = ProcessExecutor(start.sockets[1])
     loop = EngineLoop(scheduler, executor, mailbox, clock, overlap=start.config.overlap)
     settle_in()

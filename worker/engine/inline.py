@@ -31,12 +31,19 @@ class InlineEngine(Conversation):
     """
 
     def __init__(
-        self, runner: Runner, *, overlap: bool = True, schedule_order: Order = "lpm", clock: Clock | None = None
+        self,
+        runner: Runner,
+        *,
+        overlap: bool = True,
+        schedule_order: Order = "lpm",
+        preempt: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         super().__init__()
         self._runner = runner
         self._overlap = overlap
         self._schedule_order: Order = schedule_order
+        self._preempt = preempt
         self._clock: Clock = clock or MonotonicClock()
         self._mailbox = _LocalMailbox(self._hear)
         self._task: asyncio.Task[None] | None = None
@@ -46,7 +53,13 @@ class InlineEngine(Conversation):
         """The engine that a process would run."""
         clock = MonotonicClock()
         runner = make_runner(config.runner, clock)
-        return cls(runner, overlap=config.overlap, schedule_order=config.schedule_order, clock=clock)
+        return cls(
+            runner,
+            overlap=config.overlap,
+            schedule_order=config.schedule_order,
+            preempt=config.preempt,
+            clock=clock,
+        )
 
     async def start(self) -> None:
         """Begin loading."""
@@ -81,7 +94,8 @@ class InlineEngine(Conversation):
             self._fail_loading(load_failure(error))
             return
         executor = InlineExecutor(self._runner, max_in_flight=2 if self._overlap else 1)
-        scheduler = Scheduler(limits=Limits.from_ready(ready, order=self._schedule_order), clock=self._clock)
+        limits = Limits.from_ready(ready, order=self._schedule_order, preempt=self._preempt)
+        scheduler = Scheduler(limits, self._clock)
         loop = EngineLoop(scheduler, executor, self._mailbox, self._clock, overlap=self._overlap)
         self._hear(ready)
         while not loop.finished:

@@ -8,7 +8,7 @@ pool full.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from worker.memory.page_allocator import pages_for
 from worker.memory.radix_cache import Match
@@ -25,7 +25,9 @@ class Admission:
     """Owns the queue. Used by the scheduler alone."""
 
     def __init__(self, limits: Limits, holdings: Holdings) -> None:
-        self.queue = WaitingQueue(limits.order, limits.max_overtakes)
+        self.queue = WaitingQueue(limits.order, limits.max_overtakes, preempt=limits.preempt)
+        self.blocked: Request | None = None
+        """The next to be admitted, if it found no row or no room when admission was last tried."""
         self.growth_share = GrowthShare()
         self._limits = limits
         self._holdings = holdings
@@ -41,11 +43,13 @@ class Admission:
         Those admitted are in PREFILL, hold a row and all pages for their prompt, and are to be added to `running` by
         the caller. `step_is_empty`: no prompt has a chunk in this step yet.
         """
+        self.blocked = None
         admitted: list[Piece] = []
         if not self._may_go_on(budget):
+            self._note_lack_of_rows()
             return admitted
         runs = dict(running)
-        forecast = self._forecast(runs)
+        forecast = self._forecast(runs.values())
         misses = 0
         for request in self.queue.candidates(lambda waiting: self._match(waiting).length):
             if is_still_held(request):
@@ -60,11 +64,25 @@ class Admission:
             else:
                 break
             if misses >= WINDOW or not self._may_go_on(budget):
+                self._note_lack_of_rows()
                 break
         return admitted
 
     def _may_go_on(self, budget: int) -> bool:
         return len(self.queue) > 0 and budget > 0 and self._holdings.table.free_rows > 0
+
+    def could_fit_beside(self, request: Request, kept: Iterable[Request]) -> bool:
+        """Whether a waiting request would find room if `kept` alone ran: a no is sure, a yes is not.
+
+        What `kept` has locked in the cache is not counted, as a part of it may be what `request` shares.
+        """
+        forecast = self._forecast(kept)
+        forecast.add(request, pages_for(len(request.fill_ids) - self._match(request).length, self._limits.page_size))
+        return forecast.peak_pages() <= self._holdings.allocator.total_pages
+
+    def _note_lack_of_rows(self) -> None:
+        if not self._holdings.table.free_rows:
+            self.blocked = self.queue.first
 
     def _try(
         self, request: Request, runs: Mapping[int, Request], forecast: Forecast, budget: int, *, is_first: bool
@@ -79,6 +97,7 @@ class Admission:
             return None
         holding = self._take(request, match, forecast)
         if holding is None:
+            self.blocked = request
             return None
         self.queue.take(request)
         request.holding = holding
@@ -103,8 +122,8 @@ class Admission:
             self._holdings.cache.unlock(handle)
         return holding
 
-    def _forecast(self, runs: Mapping[int, Request]) -> Forecast:
-        owned = ((request, self._holdings.num_own_pages(request.held)) for request in runs.values())
+    def _forecast(self, running: Iterable[Request]) -> Forecast:
+        owned = ((request, self._holdings.num_own_pages(request.held)) for request in running)
         return forecast_of(owned, self._limits.page_size, self.growth_share.value)
 
     def _fits(self, forecast: Forecast, candidate_pages: int) -> bool:

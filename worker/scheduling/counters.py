@@ -26,6 +26,8 @@ class Counters:
     discarded_tokens: int = 0
     """Sampled by a step that was in flight when its request ended."""
     retractions: int = 0
+    preemptions: int = 0
+    """Of those, retractions for a waiting request of higher priority."""
     stalled_decodes: int = 0
     """Decodes that skipped a step, for want of a page about to be released."""
 

@@ -25,13 +25,15 @@ class Limits:
     max_context_tokens: int
     """Longest prompt + completion."""
     order: Order = "fcfs"
+    preempt: bool = False
+    """With priority: retract running requests for waiting ones of higher priority that find no row or no room."""
     max_overtakes: int = 64
     """With lpm: times that requests that came later may be admitted before one, which bounds its wait."""
     shared_prefix_tokens: int = 64
     """A request waits for another that is computing at least this many prompt tokens which it needs too."""
 
     @classmethod
-    def from_ready(cls, ready: Ready, order: Order = "fcfs") -> Limits:
+    def from_ready(cls, ready: Ready, order: Order = "fcfs", *, preempt: bool = False) -> Limits:
         """The limits of the worker whose runner said `ready`."""
         capacity = ready.capacity
         return cls(
@@ -41,6 +43,7 @@ class Limits:
             chunked_prefill_size=capacity.chunked_prefill_size,
             max_context_tokens=ready.max_context_tokens,
             order=order,
+            preempt=preempt and order == "priority",
         )
 
     @property

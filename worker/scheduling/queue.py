@@ -3,7 +3,8 @@
 Retracted requests come first in every order, oldest first: they were admitted once already. Then
 
     fcfs       the oldest
-    priority   the highest priority, then the oldest
+    priority   the highest priority, then the oldest; with preemption, retracted ones are no exception to this, so that
+               none comes back before the one that it had to leave for
     lpm        of the WINDOW oldest, the one with the longest cached prefix. Each admission counts against the older
                ones that it overtook; who was overtaken `max_overtakes` times is tried first. So the wait of a request
                is bounded by the number of requests before it, whatever arrives later.
@@ -26,8 +27,9 @@ WINDOW = 32
 class WaitingQueue:
     """Sorted by a key that is fixed while a request waits."""
 
-    def __init__(self, order: Order, max_overtakes: int) -> None:
+    def __init__(self, order: Order, max_overtakes: int, *, preempt: bool = False) -> None:
         self._order = order
+        self._preempt = preempt
         self._max_overtakes = max_overtakes
         self._keys: list[_Key] = []
         self._requests: dict[_Key, Request] = {}
@@ -37,6 +39,11 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
+
+    @property
+    def first(self) -> Request | None:
+        """The one at the head, in the order of the keys."""
+        return self._requests[self._keys[0]] if self._keys else None
 
     def push(self, request: Request) -> None:
         """Put a request in its place."""
@@ -67,8 +74,11 @@ class WaitingQueue:
         return sorted(window, key=self._lpm_rank)
 
     def _key(self, request: Request) -> _Key:
+        is_new = 0 if request.was_admitted else 1
+        if self._preempt:
+            return (-request.submit.priority, is_new, request.arrival)
         priority = request.submit.priority if self._order == "priority" else 0
-        return (0 if request.was_admitted else 1, -priority, request.arrival)
+        return (is_new, -priority, request.arrival)
 
     def _lpm_rank(self, request: Request) -> tuple[bool, int]:
         """Ascending; ties keep the order of arrival, as sorting is stable."""

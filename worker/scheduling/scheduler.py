@@ -17,6 +17,9 @@ A step is made in this order:
    flight, a request that finds no page skips a step.
 2. Prompts that are begun go on, oldest first, by at most `Limits.prefill_budget` tokens together.
 3. With what is left of the budget, requests are admitted from the queue (`Admission`).
+4. With preemption: where the next in the queue found no row or no room, one running request of lower priority, the
+   lowest and newest, is retracted once it has settled what it computes in this step. One at a time, and each comes back
+   after the one that it left for, so nothing is retracted twice for the same request.
 
 What a request holds is released in `_retire` alone, when none of its launched steps is unsettled: a step in flight
 never sees its rows or pages in other hands. A token that arrives after its request has ended is counted, and dropped.
@@ -113,7 +116,10 @@ class Scheduler:
             self._running[piece.request.uid] = piece.request
             self._announce(piece.request)
         pieces += chunks + admitted
-        return self._launch(pieces, len(decodes), [piece.request for piece in admitted]) if pieces else None
+        plan = self._launch(pieces, len(decodes), [piece.request for piece in admitted]) if pieces else None
+        if self.limits.preempt:
+            self._preempt()
+        return plan
 
     def commit(self, result: StepResult) -> None:
         """Settle the oldest launched step."""
@@ -235,15 +241,31 @@ class Scheduler:
         The oldest request is never retracted, so it gets on whatever happens, and so in turn does each.
         """
         growing = [request for request in self._running.values() if request.is_growing]
+        if self.limits.preempt:
+            growing.sort(key=lambda request: -request.submit.priority)
         ending = [request for request in self._running.values() if not request.is_growing]
         while len(growing) > 1 and len(needy) > self.holdings.available_pages + self._pages_released_by(ending):
             victim = growing.pop()
-            self.counters.retractions += 1
             self._admission.growth_share.retracted()
-            victim.state = State.RETRACTED
-            self._leave(victim)
+            self._retract(victim)
             needy = [request for request in needy if request is not victim]
         return needy
+
+    def _preempt(self) -> None:
+        """Retract one running request for the next in the queue, if that one is blocked and has a higher priority."""
+        blocked = self._admission.blocked
+        if blocked is None or blocked.waits_for is not None or any(r.state is State.RETRACTED for r in self._leaving):
+            return
+        lower = [r for r in self._running.values() if r.is_growing and r.submit.priority < blocked.submit.priority]
+        kept = [r for r in self._running.values() if r.submit.priority >= blocked.submit.priority]
+        if lower and self._admission.could_fit_beside(blocked, kept):
+            self.counters.preemptions += 1
+            self._retract(min(reversed(lower), key=lambda request: request.submit.priority))
+
+    def _retract(self, victim: Request) -> None:
+        self.counters.retractions += 1
+        victim.state = State.RETRACTED
+        self._leave(victim)
 
     def _pages_released_by(self, ending: list[Request]) -> int:
         """Pages that are released once what is in flight has settled, of `ending` and of requests that are leaving."""

@@ -6,7 +6,7 @@ import pytest
 
 from radixfleet.clock import ManualClock
 from worker.runner.sim import SimRunner, SimRunnerConfig
-from worker.scheduling.limits import Limits
+from worker.scheduling.limits import Limits, Order
 
 LIMITS = Limits(num_pages=101, page_size=16, max_running_requests=8, chunked_prefill_size=64, max_context_tokens=1_000)
 
@@ -75,3 +75,9 @@ def test_what_never_fits_is_refused_with_numbers_and_the_setting(
 def test_what_just_fits_is_not_refused(prompt_tokens: int, max_new_tokens: int) -> None:
     """Behaviour 40: a prompt of the context length less one leaves room for one token."""
     assert LIMITS.refusal(prompt_tokens, max_new_tokens) is None
+
+
+@pytest.mark.parametrize(("order", "preempts"), [("fcfs", False), ("lpm", False), ("priority", True)])
+def test_only_the_order_of_priorities_preempts(order: Order, preempts: bool) -> None:
+    ready = SimRunner(SimRunnerConfig(), ManualClock()).load()
+    assert Limits.from_ready(ready, order=order, preempt=True).preempt is preempts
