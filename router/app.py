@@ -7,19 +7,18 @@ end     NOT_SERVING, no new requests -> running ones finish within the grace -> 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import grpc.aio
 import structlog
 
+from radixfleet.address import local_address, publish
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.telemetry import serve_metrics, setup_logging
@@ -117,9 +116,9 @@ async def running_router(
         stack.push_async_callback(server.stop, None)
         registry.start()
         await server.start()
-        address = _joined(settings.host, port)
+        address = local_address(settings.host, port)
         if settings.address_file is not None:
-            await asyncio.to_thread(_write_atomically, settings.address_file, address)
+            await asyncio.to_thread(publish, settings.address_file, address)
         _log.info("router listens", address=address, metrics_port=metrics_server.port, policy=settings.policy)
         yield Router(address, metrics_server.port, registry, sketch, look_aside, log, metrics, server, health)
     _log.info("router stopped")
@@ -224,15 +223,3 @@ def _worker_sample(worker: WorkerState, name: str, clock: Clock) -> WorkerSample
         sketch_blocks=view.sketch_blocks,
         update_age_s=clock.now() - worker.updated_at_s if worker.updated_at_s is not None else float("inf"),
     )
-
-
-def _joined(host: str, port: int) -> str:
-    if host in ("0.0.0.0", "::"):  # noqa: S104  recognised, not bound to
-        host = "127.0.0.1"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text + "\n")
-    partial.replace(path)

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from radixfleet.address import is_wildcard, local_address, publish
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.telemetry import serve_metrics
@@ -43,7 +44,6 @@ SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Worker")
 _TOKENIZER_THREADS = 2
 _STOP_S = 2.0
 """How long open calls may take to end when the server stops."""
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ async def running_worker(
         await stack.enter_async_context(feed)
         await stack.enter_async_context(_truthful_health(health, feed))
         await server.start()
-        address = _joined(settings.host, port)
+        address = local_address(settings.host, port)
         if settings.address_file is not None:
-            await asyncio.to_thread(_write_atomically, settings.address_file, address)
+            await asyncio.to_thread(publish, settings.address_file, address)
         await engine.start()
         await stack.enter_async_context(Registration(settings.routers, worker_id, port, _advertised(settings, address)))
         yield Worker(description, address, metrics_server.port, engine, feed, requests, metrics)
@@ -168,18 +168,6 @@ async def _truthful_health(health: Health, feed: StateFeed) -> AsyncIterator[Non
 
 def _advertised(settings: WorkerSettings, address: str) -> str | None:
     """Where routers reach the worker; None when only the route to each of them tells."""
-    if settings.advertise_address is not None or settings.host in _WILDCARDS:
+    if settings.advertise_address is not None or is_wildcard(settings.host):
         return settings.advertise_address
     return address
-
-
-def _joined(host: str, port: int) -> str:
-    if host in _WILDCARDS:
-        host = "127.0.0.1"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(text + "\n")
-    partial.replace(path)

@@ -1,0 +1,27 @@
+"""Addresses of servers: how others on this machine reach one, and how scripts learn of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a server that listens on `host` does so on every interface: such a host is no address to call."""
+    return host in _WILDCARDS
+
+
+def local_address(host: str, port: int) -> str:
+    """host:port at which a process of this machine calls a server that listens on `host`."""
+    if is_wildcard(host):
+        host = "127.0.0.1"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def publish(path: Path, address: str) -> None:
+    """Write an address to a file: whoever reads it finds the whole address or no file. Blocks."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.write_text(address + "\n")
+    partial.replace(path)
