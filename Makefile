@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types imports proto check clean
+.PHONY: help setup demo test soak lint types imports proto check clean
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -27,6 +27,10 @@ demo: setup ## Start a router and two workers, chat with them, show what the cac
 
 test: setup ## Run the tests
 	@$(BIN)/python -m pytest
+
+SOAK_MINUTES ?= 10
+soak: setup ## Load a fleet for SOAK_MINUTES (10) while its processes are killed; pools must end empty, memory flat
+	@$(BIN)/python -m tests.soak.soak --minutes $(SOAK_MINUTES)
 
 lint: setup ## Check style
 	@$(BIN)/ruff check .
