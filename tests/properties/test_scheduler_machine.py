@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from radixfleet.types import FinishReason
+from tests.support.memory_faults import shortage
 from tests.support.sim_worker import SimWorker, make_submit
 from worker.core.messages import Submit
 
@@ -104,6 +105,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.worker.scheduler.cache.protected_pages == before
 
     @precondition(lambda self: self.worker.launched)
+    @rule(in_sampling=st.booleans(), data=st.data())
+    def run_out_of_memory(self, in_sampling: bool, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from([plan.step for plan in self.worker.launched]))
+        earlier = self.worker.runner.faults.out_of_memory
+        self.worker.runner.faults.out_of_memory = lambda plan: (
+            shortage(in_sampling=in_sampling) if plan.step == step else earlier(plan)
+        )
+
+    @precondition(lambda self: self.worker.launched)
     @rule(whole=st.booleans(), data=st.data())
     def fail(self, whole: bool, data: st.DataObject) -> None:
         plan = data.draw(st.sampled_from(list(self.worker.launched)))
@@ -127,7 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.worker.assert_tokens(uid)
             assert told.ended.reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT, None)
             if told.ended.reason is None:
-                assert told.ended.code in ("INTERNAL", "INVALID_ARGUMENT")
+                assert told.ended.code in ("INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
                 assert told.ended.message
         counters = self.worker.scheduler.counters
         ended = counters.finished_requests + counters.aborted_requests + counters.failed_requests

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -27,6 +28,7 @@ import numpy.typing as npt
 from radixfleet.clock import Clock, ManualClock
 from radixfleet.types import Capacity, Grammar, MemoryPools
 from worker.core.messages import Ready
+from worker.core.out_of_memory import OutOfMemory
 from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan, StepResult
 
 _U64Array = npt.NDArray[np.uint64]
@@ -34,6 +36,7 @@ _U64Array = npt.NDArray[np.uint64]
 _KV_BYTES_PER_TOKEN = 131_072
 _WEIGHTS_BYTES = 16_060_522_496
 _ACTIVATIONS_BYTES = 2 << 30
+_ACTIVATION_BYTES_PER_TOKEN = 131_072
 _NUM_PARAMETERS = 8_030_261_248
 
 
@@ -94,6 +97,8 @@ class SimRunnerConfig(msgspec.Struct, frozen=True, tag="sim"):
     """Numbers of steps that fail as a whole."""
     nan_token: int | None = None
     """A sequence that computes this token gives NaN."""
+    memory_tokens: int | None = None
+    """A step of more tokens than this runs out of memory."""
 
 
 @dataclass(slots=True)
@@ -103,6 +108,8 @@ class Faults:
     step_errors: dict[int, str] = field(default_factory=dict)
     nan_sequences: dict[int, set[int]] = field(default_factory=dict)
     """Indices of sequences whose logits are NaN."""
+    out_of_memory: Callable[[StepPlan], OutOfMemory | None] = lambda _: None
+    """The shortage that a step runs into, or None. Asked once a step, in order."""
 
 
 class SimRunner:
@@ -110,6 +117,8 @@ class SimRunner:
 
     def __init__(self, config: SimRunnerConfig, clock: Clock) -> None:
         self.faults = Faults({step: f"simulated failure of step {step}" for step in config.failing_steps})
+        if config.memory_tokens is not None:
+            self.faults.out_of_memory = _memory_for(config.memory_tokens)
         self._config = config
         self._clock = clock
         num_slots = config.kv_tokens + config.page_size
@@ -176,7 +185,8 @@ class SimRunner:
             self._start_row(start)
         if self._config.verify:
             self._verify(plan)
-        error = self.faults.step_errors.pop(plan.step, None)
+        shortage = self.faults.out_of_memory(plan)
+        error = self.faults.step_errors.pop(plan.step, None) or (None if shortage is None else "out of memory")
         failed = self._failures(plan)
         if error is not None:
             failed[:] = True
@@ -185,7 +195,9 @@ class SimRunner:
         cost = self._config.cost
         ends_s = started_s + (cost.duration_s(plan) if cost is not None else 0.0)
         self._device_free_s = max(ends_s, self._clock.now())
-        self._results.append(StepResult(plan.step, token_ids, failed, started_s, self._device_free_s, error))
+        self._results.append(
+            StepResult(plan.step, token_ids, failed, started_s, self._device_free_s, error, out_of_memory=shortage)
+        )
 
     def time_left_s(self) -> float:
         """Until the oldest step that was not collected ends."""
@@ -292,6 +304,18 @@ class SimRunner:
             hashes = np.cumsum(mix(self._slot_tokens[slots].astype(np.uint64), positions.astype(np.uint64)))
             one_history = np.array_equal(hashes, self._slot_hashes[slots])
             _expect(one_history, f"row {row} reads slots of different histories")
+
+
+def _memory_for(num_tokens: int) -> Callable[[StepPlan], OutOfMemory | None]:
+    """A device that has activations for steps of so many tokens, each of a simulated size."""
+
+    def shortage(plan: StepPlan) -> OutOfMemory | None:
+        if plan.num_tokens <= num_tokens:
+            return None
+        needed, free = (count * _ACTIVATION_BYTES_PER_TOKEN for count in (plan.num_tokens, num_tokens))
+        return OutOfMemory(needed, free, in_sampling=False)
+
+    return shortage
 
 
 def mix(values: _U64Array, salts: _U64Array | np.uint64) -> _U64Array:

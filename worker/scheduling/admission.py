@@ -37,15 +37,15 @@ class Admission:
         request.expected_cached = self._match(request).length
         self.queue.push(request)
 
-    def admit(self, running: Mapping[int, Request], budget: int, *, step_is_empty: bool) -> list[Piece]:
-        """Take requests from the queue, and give each its first chunk: at most `budget` tokens together.
+    def admit(self, running: Mapping[int, Request], budget: int, seats: int, *, step_is_empty: bool) -> list[Piece]:
+        """Take at most `seats` requests from the queue, and give each its first chunk: `budget` tokens together.
 
         Those admitted are in PREFILL, hold a row and all pages for their prompt, and are to be added to `running` by
         the caller. `step_is_empty`: no prompt has a chunk in this step yet.
         """
         self.blocked = None
         admitted: list[Piece] = []
-        if not self._may_go_on(budget):
+        if seats < 1 or not self._may_go_on(budget):
             self._note_lack_of_rows()
             return admitted
         runs = dict(running)
@@ -63,7 +63,7 @@ class Admission:
                 misses += 1
             else:
                 break
-            if misses >= WINDOW or not self._may_go_on(budget):
+            if misses >= WINDOW or len(admitted) >= seats or not self._may_go_on(budget):
                 self._note_lack_of_rows()
                 break
         return admitted

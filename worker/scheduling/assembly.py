@@ -30,11 +30,11 @@ class Launched(NamedTuple):
 
 
 def row_start(request: Request, table: ReqToTokenPool) -> RowStart:
-    """What the runner must know of a request that has just been given a row."""
+    """What the runner must know of a request that has just been given a row, or goes on after a step taken back."""
     submit, held = request.submit, request.held
     return RowStart(
         row=held.row,
-        prefix_slots=table.slots(held.row, 0, held.matched).copy(),
+        prefix_slots=table.slots(held.row, 0, request.settled).copy(),
         temperature=submit.temperature,
         top_p=submit.top_p,
         top_k=submit.top_k,

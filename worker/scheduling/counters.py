@@ -28,6 +28,12 @@ class Counters:
     retractions: int = 0
     preemptions: int = 0
     """Of those, retractions for a waiting request of higher priority."""
+    out_of_memory_prefill: int = 0
+    """Steps that were taken back because the device had no memory for them: those with chunks of prompts, ..."""
+    out_of_memory_decode: int = 0
+    """... those without, ..."""
+    out_of_memory_sampling: int = 0
+    """... and those that failed when all layers were computed."""
     stalled_decodes: int = 0
     """Decodes that skipped a step, for want of a page about to be released."""
 

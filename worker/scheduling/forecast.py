@@ -43,6 +43,11 @@ class GrowthShare:
         """The share to count now."""
         return min(1.0, max(self._mean * _MARGIN, self._caution))
 
+    @property
+    def is_cautious(self) -> bool:
+        """A retraction is not long ago."""
+        return self._caution > 0.0
+
     def ended(self, used: float) -> None:
         """A request ended by itself after `used` (0 to 1) of its max_new_tokens."""
         self._num_ended = min(self._num_ended + 1, _MEMORY)

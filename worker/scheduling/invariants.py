@@ -92,6 +92,7 @@ def _check_in_flight(holdings: Holdings, holders: list[Request], launched: list[
     for request in holders:
         assert request.in_flight == steps[request], f"request {request.uid}: {request.in_flight} steps in flight"
         assert request.samples_in_flight == samples[request], f"request {request.uid}: samples in flight"
+        assert 0 <= request.stale_steps <= request.in_flight, f"request {request.uid}: stale steps"
 
 
 def _check_states(waiting: list[Request], running: list[Request], leaving: list[Request]) -> None:
@@ -101,9 +102,11 @@ def _check_states(waiting: list[Request], running: list[Request], leaving: list[
         assert not request.in_flight
         assert not request.samples_in_flight
         assert request.planned == request.settled == 0
+        assert not request.restarts
     for request in running:
         filled = request.planned >= len(request.fill_ids)
         assert request.state is (State.DECODE if filled else State.PREFILL), f"request {request.uid}: {request.state}"
+        assert not request.stale_steps or request.restarts, f"request {request.uid}: stale steps, and no new start"
     for request in leaving:
         assert request.state in (State.RETRACTED, State.FINISHED)
         assert request.in_flight > 0, f"request {request.uid} should have retired"

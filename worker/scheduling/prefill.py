@@ -16,7 +16,7 @@ def plan_chunks(running: Iterable[Request], budget: int, page_size: int) -> list
     """The next chunks of the prompts that are begun, in the order of `running`: at most `budget` tokens together."""
     chunks: list[Piece] = []
     for request in running:
-        if request.state is State.PREFILL and budget > 0:
+        if request.state is State.PREFILL and not request.stale_steps and budget > 0:
             piece = next_chunk(request, request.planned, budget, page_size, is_first=not chunks)
             if piece is None:
                 break

@@ -71,6 +71,14 @@ class Request:
     """Those of them that sample a token for it."""
     is_poisoned: bool = False
     """A step of it failed: its KV is not to be cached."""
+    stale_steps: int = 0
+    """Of the steps in flight, those built upon one that was taken back: their results are worth nothing."""
+    restarts: bool = False
+    """A step of it was taken back: its row is to be started anew with its next step."""
+    tries_alone: int = 0
+    """Steps of one token, its own, for which there was no memory, since the last with it that was computed."""
+    last_step: int = 0
+    """The last step planned with it."""
 
     @property
     def uid(self) -> int:
@@ -87,6 +95,17 @@ class Request:
     def is_growing(self) -> bool:
         """It is to be planned again. False once its last token by length is in flight: it ends when that settles."""
         return len(self.outputs) + self.samples_in_flight < self.submit.max_new_tokens
+
+    @property
+    def wants_a_step(self) -> bool:
+        """There is something to plan for it."""
+        return self.state is State.PREFILL or self.is_growing
+
+    @property
+    def resumes_decoding(self) -> bool:
+        """A decode of it was taken back, and can be tried again: one token, which is known."""
+        is_ready = self.restarts and not self.stale_steps and self.state is State.PREFILL
+        return is_ready and self.planned == len(self.fill_ids) - 1
 
     @property
     def tokens_to_come(self) -> int:

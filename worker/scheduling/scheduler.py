@@ -5,6 +5,8 @@
     commit(result)          settles the oldest launched step; results come strictly in order
     drain()                 what to tell the front since it was last asked
 
+    shortages               episodes in which memory ran short, with advice for the operator
+
 Nothing else changes its state. One thread, the engine's.
 
 Overlap needs no code of its own. Step N+1 may be planned before step N is committed: its decodes take their input
@@ -23,6 +25,8 @@ A step is made in this order:
 
 What a request holds is released in `_retire` alone, when none of its launched steps is unsettled: a step in flight
 never sees its rows or pages in other hands. A token that arrives after its request has ended is counted, and dropped.
+
+A step for which the device had no memory is taken back and tried again smaller: see `recovery`.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from radixfleet.clock import Clock
 from radixfleet.types import FinishReason, Load
 from worker.core.messages import Admitted, Ended, Output, StepOutputs, Submit
 from worker.core.step import StepPlan, StepResult
+from worker.memory.advisor import Advice, Bound, Shortage, Stage, advise
 from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import RadixCache
 from worker.memory.req_to_token import ReqToTokenPool
@@ -45,7 +50,9 @@ from worker.scheduling.invariants import check_all
 from worker.scheduling.leap import TokensAhead, leap, steps_ahead
 from worker.scheduling.limits import Limits
 from worker.scheduling.prefill import plan_chunks
+from worker.scheduling.recovery import Recovery, take_back
 from worker.scheduling.request import Request, State
+from worker.scheduling.shortages import Shortages
 
 
 class Scheduler:
@@ -71,6 +78,8 @@ class Scheduler:
         self._num_planned = 0
         self._num_submitted = 0
         self._outbox = StepOutputs([], [], [])
+        self.shortages = Shortages()
+        self._recovery = Recovery(limits, self.counters, self.shortages)
 
     def submit(self, submit: Submit) -> None:
         """Queue a request, or refuse it at once when it can never fit. Its uid must be new."""
@@ -106,16 +115,21 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step; None when nothing can be computed before a launched step has settled, or at all."""
-        decodes = self._plan_decodes()
-        pieces = [Piece(request, request.planned, 1, samples=True) for request in decodes]
-        budget = self.limits.prefill_budget(len(decodes))
-        chunks = plan_chunks(self._running.values(), budget, self.limits.page_size)
+        seated = self._recovery.seated(self._running.values())
+        decodes = self._plan_decodes(seated)
+        resumed = [request for request in seated if request.resumes_decoding]
+        pieces = [Piece(request, request.planned, 1, samples=True) for request in [*decodes, *resumed]]
+        size = self._recovery.size
+        budget = min(self.limits.prefill_budget(len(pieces)), size.prompt_tokens.now)
+        chunks = plan_chunks((r for r in seated if not r.resumes_decoding), budget, self.limits.page_size)
+        pieces += chunks
         budget -= sum(piece.length for piece in chunks)
-        admitted = self._admission.admit(self._running, budget, step_is_empty=not chunks)
+        seats = size.sequences.now - len(pieces)
+        admitted = self._admission.admit(self._running, budget, seats, step_is_empty=not chunks)
         for piece in admitted:
             self._running[piece.request.uid] = piece.request
             self._announce(piece.request)
-        pieces += chunks + admitted
+        pieces += admitted
         plan = self._launch(pieces, len(decodes), [piece.request for piece in admitted]) if pieces else None
         if self.limits.preempt:
             self._preempt()
@@ -125,14 +139,25 @@ class Scheduler:
         """Settle the oldest launched step."""
         assert self._launched, f"step {result.step} has a result but was not launched"
         assert self._launched[0].step == result.step, f"step {result.step} settles before {self._launched[0].step}"
-        pieces = self._launched.popleft().pieces
+        launched = self._launched.popleft()
+        pieces = launched.pieces
+        ran_out = result.out_of_memory is not None
+        given_up = self._learn_from(result, launched)
         token_ids = result.token_ids.tolist() if result.error is None else [0] * len(pieces)
         failed = result.failed.tolist() if result.error is None else [True] * len(pieces)
         for piece, token_id, has_failed in zip(pieces, token_ids, failed, strict=True):
             request = piece.request
             request.in_flight -= 1
             request.samples_in_flight -= piece.samples
-            if has_failed:
+            if not ran_out:
+                request.tries_alone = 0
+            if request.stale_steps:
+                request.stale_steps -= 1
+            elif ran_out:
+                take_back(request)
+                if given_up is not None and request.state is not State.FINISHED:
+                    self._give_up(request, given_up)
+            elif has_failed:
                 self._fail_step_of(request, is_alone=result.error is None)
             else:
                 self._settle(piece, token_id)
@@ -141,7 +166,7 @@ class Scheduler:
 
     def steps_ahead(self) -> int:
         """Steps that are sure to only decode, so that `leap` may do them at once; 0 while a step is in flight."""
-        if self._launched:
+        if self._launched or not self._recovery.size.is_full:
             return 0
         may_admit = len(self._admission.queue) > 0 and self.holdings.table.free_rows > 0
         return steps_ahead(self._running.values(), self.holdings, may_admit=may_admit)
@@ -155,7 +180,7 @@ class Scheduler:
         leap(self._running.values(), self.holdings, num_steps, tokens_ahead)
         self._num_planned += num_steps
         for _ in range(num_steps):
-            self._admission.growth_share.stepped()
+            self._step_planned()
         num_tokens = num_steps * len(self._running)
         self.counters.computed_tokens += num_tokens
         self.counters.generated_tokens += num_tokens
@@ -179,6 +204,11 @@ class Scheduler:
             return None
         self._outbox = StepOutputs([], [], [])
         return outbox
+
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        """Prompt tokens in chunks, and sequences, that a step may have now."""
+        return self._recovery.size.prompt_tokens.now, self._recovery.size.sequences.now
 
     @property
     def num_in_flight(self) -> int:
@@ -211,9 +241,18 @@ class Scheduler:
         open_uids = {request.uid for request in waiting + running + returning}
         assert self._requests.keys() == open_uids, "a request that has not ended is nowhere, or the reverse"
 
-    def _plan_decodes(self) -> list[Request]:
-        """The requests that decode in this step, each with a slot for its next position."""
-        ready = [r for r in self._running.values() if r.state is State.DECODE and r.is_growing]
+    def _learn_from(self, result: StepResult, launched: Launched) -> Advice | None:
+        """Adapt the size of steps to what became of one. The advice, if its one request is to be given up."""
+        pieces, num_tokens = launched.pieces, len(launched.slots)
+        if result.out_of_memory is not None:
+            return self._recovery.ran_out(pieces, num_tokens, result.out_of_memory)
+        if result.error is None:
+            self._recovery.passed(num_tokens, len(pieces))
+        return None
+
+    def _plan_decodes(self, seated: Collection[Request]) -> list[Request]:
+        """Those of `seated` that decode in this step, each with a slot for its next position."""
+        ready = [r for r in seated if r.state is State.DECODE and r.is_growing]
         needy = [request for request in ready if request.planned == request.held.allocated]
         if len(needy) > self.holdings.available_pages:
             return self._plan_scarce(ready, needy)
@@ -247,6 +286,8 @@ class Scheduler:
         while len(growing) > 1 and len(needy) > self.holdings.available_pages + self._pages_released_by(ending):
             victim = growing.pop()
             self._admission.growth_share.retracted()
+            used_tokens = (self.holdings.used_pages + len(needy)) * self.limits.page_size
+            self.shortages.began(Stage.KV_FULL, advise(Stage.KV_FULL, Shortage(used_tokens, self.limits.kv_tokens)))
             self._retract(victim)
             needy = [request for request in needy if request is not victim]
         return needy
@@ -284,19 +325,29 @@ class Scheduler:
 
     def _launch(self, pieces: list[Piece], num_decodes: int, admitted: list[Request]) -> StepPlan:
         self._num_planned += 1
-        self._admission.growth_share.stepped()
-        starts = tuple(row_start(request, self.holdings.table) for request in admitted)
+        self._step_planned()
+        restarted = [piece.request for piece in pieces if piece.request.restarts]
+        starts = tuple(row_start(request, self.holdings.table) for request in [*restarted, *admitted])
         plan = assemble(self._num_planned, starts, pieces, num_decodes, self.holdings.table)
         for piece in pieces:
             request = piece.request
             request.planned += piece.length
             request.in_flight += 1
             request.samples_in_flight += piece.samples
+            request.last_step = plan.step
+            request.restarts = False
             if request.planned >= len(request.fill_ids):
                 request.state = State.DECODE
         self._launched.append(Launched(plan.step, pieces, plan.slots))
         self.counters.computed_tokens += plan.num_tokens
         return plan
+
+    def _step_planned(self) -> None:
+        """Time, as the forecast counts it, goes on."""
+        share = self._admission.growth_share
+        share.stepped()
+        if not share.is_cautious:
+            self.shortages.ended(Stage.KV_FULL)
 
     def _settle(self, piece: Piece, token_id: int) -> None:
         """The piece was computed: its KV is there, and its token, if its request still wants it."""
@@ -342,11 +393,11 @@ class Scheduler:
             self._fail(request, "INTERNAL", f"{why}; other requests go on, and this one may be sent again")
 
     def _fail_outgrown(self, request: Request) -> None:
-        message = (
-            f"the request has {request.planned} tokens and the KV pool, of {self.limits.kv_tokens} tokens, has no room "
-            "for one more although it runs alone; lower max_new_tokens, or give the worker a larger KV pool"
-        )
-        self._fail(request, "RESOURCE_EXHAUSTED", message)
+        shortage = Shortage(request.planned + 1, self.limits.kv_tokens, Bound.ONE_REQUEST)
+        self._fail(request, "RESOURCE_EXHAUSTED", advise(Stage.KV_FULL, shortage).text)
+
+    def _give_up(self, request: Request, advice: Advice) -> None:
+        self._fail(request, "RESOURCE_EXHAUSTED", f"the request does not run even alone, token by token. {advice.text}")
 
     def _fail(self, request: Request, code: str, message: str) -> None:
         self.counters.failed_requests += 1
@@ -355,6 +406,8 @@ class Scheduler:
     def _end(self, request: Request, ended: Ended) -> None:
         """The one terminal outcome of a request, whatever its state."""
         del self._requests[request.uid]
+        if not self._requests:
+            self.shortages.ended(Stage.KV_FULL)
         self._outbox.ended.append(ended)
         before, request.state = request.state, State.FINISHED
         if before is State.WAITING:
@@ -386,4 +439,5 @@ class Scheduler:
             request.state = State.WAITING
             request.fill_ids = request.history()
             request.planned = request.settled = 0
+            request.restarts = False
             self._admission.enqueue(request)
