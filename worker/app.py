@@ -32,6 +32,7 @@ from worker.runner.sim import SimRunnerConfig
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.servicer.description import Description, package_version
 from worker.servicer.generation import Observer
+from worker.servicer.grammars import GrammarChecker, Grammars
 from worker.servicer.inference import InferenceServicer
 from worker.servicer.intake import Intake
 from worker.servicer.link import Links
@@ -83,7 +84,15 @@ async def running_worker(
         stack.push_async_callback(engine.stop)
         feed = StateFeed(engine, metrics)
         requests = RunningRequests(worker_id, engine, tokenizer, Observer(clock, metrics, feed))
-        intake = Intake(settings.model_name, tokenizer, threads, default_max_new_tokens=settings.default_max_new_tokens)
+        grammars = Grammars(engine, GrammarChecker(spec) if settings.runner == "torch" else None)
+        stack.push_async_callback(grammars.close)
+        intake = Intake(
+            settings.model_name,
+            tokenizer,
+            threads,
+            grammars,
+            default_max_new_tokens=settings.default_max_new_tokens,
+        )
         inference = InferenceServicer(description, intake, requests, metrics, clock)
         links = Links(inference.answer, clock)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)

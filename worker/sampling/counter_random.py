@@ -20,6 +20,12 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def child_seeds(seed: int, n: int) -> list[int]:
+    """Seeds of the n completions of a request: its own for the first, and others that follow from it, all different."""
+    children = _mix(np.uint64(seed) + np.arange(1, n, dtype=np.uint64) * _GOLDEN)
+    return [seed, *children.tolist()]
+
+
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Uniform numbers in [0, 1), one for each (seed, position); independent between seeds and between positions."""
     streams = _mix(seeds.astype(np.uint64) + _GOLDEN)

@@ -51,9 +51,7 @@ class Admission:
         runs = dict(running)
         forecast = self._forecast(runs.values())
         misses = 0
-        for request in self.queue.candidates(lambda waiting: self._match(waiting).length):
-            if is_still_held(request):
-                continue
+        for request in self.queue.candidates(lambda waiting: self._match(waiting).length, is_still_held):
             piece = self._try(request, runs, forecast, budget, is_first=step_is_empty and not admitted)
             if piece is not None:
                 admitted.append(piece)
@@ -132,6 +130,6 @@ class Admission:
         return others + forecast.peak_pages() <= self._holdings.allocator.total_pages
 
     def _match(self, request: Request) -> Match:
-        """What the cache has of it; at least one token is left to compute, to have logits."""
-        ids = request.fill_ids
-        return self._holdings.cache.match(request.submit.namespace, ids, limit=len(ids) - 1)
+        """What the cache has of it; where logits are wanted, it is computed all the same."""
+        limit = request.matchable_tokens
+        return self._holdings.cache.match(request.submit.namespace, request.fill_ids, limit=limit)

@@ -43,6 +43,10 @@ def row_start(request: Request, table: ReqToTokenPool) -> RowStart:
         prompt_tokens=len(submit.token_ids),
         min_new_tokens=submit.min_new_tokens,
         stop_token_ids=submit.stop_token_ids,
+        edits=submit.edits,
+        logprobs=submit.logprobs,
+        prompt_logprobs=submit.prompt_logprobs if request.next_prompt_logprob else None,
+        history=request.history() if request.needs_history else None,
     )
 
 

@@ -51,15 +51,17 @@ def sibling(request: Request, cached: int, running: Iterable[Request], limits: L
     """Another request that is computing a prefix which `request` needs too, and how far they agree, in whole pages.
 
     `cached`: tokens of `request` that the cache has. To compute `limits.shared_prefix_tokens` tokens or more a second
-    time costs more than to wait for them, which takes no longer than the other's prompt does. A request waits once at
-    most.
+    time costs more than to wait for them, which takes no longer than the other's prompt does. A further
+    completion waits for a single page, because there may be many of them. A request waits once at most, and not at all
+    where it may not take from the cache.
     """
-    if request.has_waited:
+    if request.has_waited or request.next_prompt_logprob:
         return None
-    needed = cached + max(limits.shared_prefix_tokens, limits.page_size)
     mine = request.fill_ids
     for other in running:
         theirs = other.fill_ids
+        least = 0 if other is request.parent else limits.shared_prefix_tokens
+        needed = cached + max(least, limits.page_size)
         if (
             not other.is_filled
             and other.submit.namespace == request.submit.namespace

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from worker.scheduling.limits import Order
 from worker.scheduling.request import Request
@@ -64,11 +65,17 @@ class WaitingQueue:
         del self._keys[bisect_left(self._keys, key)]
         del self._requests[key]
 
-    def candidates(self, cached_tokens: Callable[[Request], int]) -> list[Request]:
-        """Those to try, best first. `cached_tokens` looks up how much of a request the cache holds now."""
+    def candidates(
+        self, cached_tokens: Callable[[Request], int], is_held: Callable[[Request], bool] = lambda _: False
+    ) -> list[Request]:
+        """Those to try, best first, without those that are held, which so keep nobody out of the window.
+
+        `cached_tokens` looks up how much of a request the cache holds now.
+        """
+        free = (request for key in self._keys if not is_held(request := self._requests[key]))
         if self._order != "lpm":
-            return [self._requests[key] for key in self._keys]
-        window = [self._requests[key] for key in self._keys[:WINDOW]]
+            return list(free)
+        window = list(islice(free, WINDOW))
         for request in window:
             request.expected_cached = cached_tokens(request)
         return sorted(window, key=self._lpm_rank)

@@ -62,6 +62,10 @@ class Request:
     has_waited: bool = False
     """It was held once, and is not held again."""
     was_admitted: bool = False
+    parent: Request | None = None
+    """It is a further completion of that request, and waits for its prompt."""
+    next_prompt_logprob: int = 0
+    """Position of the next token of the prompt whose log probability is to be told; 0: none is."""
     holding: Holding | None = None
     planned: int = 0
     settled: int = 0
@@ -112,6 +116,19 @@ class Request:
         """Positions behind the planned ones (or the prompt) that it may still take, at most."""
         final = len(self.submit.token_ids) + self.submit.max_new_tokens - 1
         return final - max(self.planned, len(self.fill_ids))
+
+    @property
+    def matchable_tokens(self) -> int:
+        """So much of `fill_ids` may come from the cache: not the last token, whose logits are wanted, nor one whose
+        logits tell the log probability of a token of the prompt.
+        """
+        return self.next_prompt_logprob - 1 if self.next_prompt_logprob else len(self.fill_ids) - 1
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the runner must know the tokens that there are so far."""
+        edits = self.submit.edits
+        return self.next_prompt_logprob > 0 or (edits is not None and edits.needs_history)
 
     @property
     def is_filled(self) -> bool:

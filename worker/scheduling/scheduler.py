@@ -34,9 +34,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
+import msgspec
+
 from radixfleet.clock import Clock
 from radixfleet.types import FinishReason, Load
-from worker.core.messages import Admitted, Ended, Output, StepOutputs, Submit
+from worker.core.messages import Admitted, Ended, Output, PromptLogprobs, StepOutputs, Submit
 from worker.core.step import StepPlan, StepResult
 from worker.memory.advisor import Advice, Bound, Shortage, Stage, advise
 from worker.memory.page_allocator import PageAllocator, pages_for
@@ -49,6 +51,7 @@ from worker.scheduling.holdings import Holdings
 from worker.scheduling.invariants import check_all
 from worker.scheduling.leap import TokensAhead, leap, steps_ahead
 from worker.scheduling.limits import Limits
+from worker.scheduling.notes import Note, PromptRun, notes_of
 from worker.scheduling.prefill import plan_chunks
 from worker.scheduling.recovery import Recovery, take_back
 from worker.scheduling.request import Request, State
@@ -77,22 +80,29 @@ class Scheduler:
         self._launched: deque[Launched] = deque()
         self._num_planned = 0
         self._num_submitted = 0
+        self._left_rows: list[int] = []
+        """Rows with edits whose requests have left them since the last plan."""
         self._outbox = StepOutputs([], [], [])
         self.shortages = Shortages()
         self._recovery = Recovery(limits, self.counters, self.shortages)
 
     def submit(self, submit: Submit) -> None:
-        """Queue a request, or refuse it at once when it can never fit. Its uid must be new."""
-        assert submit.uid not in self._requests, f"uid {submit.uid} is in use"
+        """Queue a request and its children, or refuse them at once when they can never fit. Their uids must be new."""
         refusal = self.limits.refusal(len(submit.token_ids), submit.max_new_tokens)
-        if refusal is not None:
-            self.counters.refused_requests += 1
-            self._outbox.ended.append(Ended(submit.uid, None, code="INVALID_ARGUMENT", message=refusal))
-            return
-        self._num_submitted += 1
-        request = Request(submit, arrival=self._num_submitted, fill_ids=submit.token_ids)
-        self._requests[submit.uid] = request
-        self._admission.enqueue(request)
+        parent = None
+        for each in (submit, *_children(submit)):
+            assert each.uid not in self._requests, f"uid {each.uid} is in use"
+            if refusal is not None:
+                self.counters.refused_requests += 1
+                self._outbox.ended.append(Ended(each.uid, None, code="INVALID_ARGUMENT", message=refusal))
+                continue
+            self._num_submitted += 1
+            request = Request(each, arrival=self._num_submitted, fill_ids=each.token_ids, parent=parent)
+            parent = parent or request
+            if each.prompt_logprobs is not None and len(each.token_ids) > 1:
+                request.next_prompt_logprob = 1
+            self._requests[each.uid] = request
+            self._admission.enqueue(request)
 
     def abort(self, uid: int) -> None:
         """End a request in whatever state it is. An unknown uid, or one that has ended, is no error."""
@@ -145,7 +155,7 @@ class Scheduler:
         given_up = self._learn_from(result, launched)
         token_ids = result.token_ids.tolist() if result.error is None else [0] * len(pieces)
         failed = result.failed.tolist() if result.error is None else [True] * len(pieces)
-        for piece, token_id, has_failed in zip(pieces, token_ids, failed, strict=True):
+        for piece, token_id, has_failed, note in zip(pieces, token_ids, failed, notes_of(result, pieces), strict=True):
             request = piece.request
             request.in_flight -= 1
             request.samples_in_flight -= piece.samples
@@ -158,9 +168,9 @@ class Scheduler:
                 if given_up is not None and request.state is not State.FINISHED:
                     self._give_up(request, given_up)
             elif has_failed:
-                self._fail_step_of(request, is_alone=result.error is None)
+                self._fail_step_of(request, note.cause, is_alone=result.error is None)
             else:
-                self._settle(piece, token_id)
+                self._settle(piece, token_id, note)
             if request in self._leaving and not request.in_flight:
                 self._retire(request)
 
@@ -200,7 +210,7 @@ class Scheduler:
     def drain(self) -> StepOutputs | None:
         """All that the front has not been told yet, in order; None when there is nothing."""
         outbox = self._outbox
-        if not (outbox.admitted or outbox.outputs or outbox.ended):
+        if not (outbox.admitted or outbox.outputs or outbox.ended or outbox.prompt_logprobs):
             return None
         self._outbox = StepOutputs([], [], [])
         return outbox
@@ -329,6 +339,9 @@ class Scheduler:
         restarted = [piece.request for piece in pieces if piece.request.restarts]
         starts = tuple(row_start(request, self.holdings.table) for request in [*restarted, *admitted])
         plan = assemble(self._num_planned, starts, pieces, num_decodes, self.holdings.table)
+        if self._left_rows:
+            plan = msgspec.structs.replace(plan, ends_rows=tuple(self._left_rows))
+            self._left_rows.clear()
         for piece in pieces:
             request = piece.request
             request.planned += piece.length
@@ -349,7 +362,7 @@ class Scheduler:
         if not share.is_cautious:
             self.shortages.ended(Stage.KV_FULL)
 
-    def _settle(self, piece: Piece, token_id: int) -> None:
+    def _settle(self, piece: Piece, token_id: int, note: Note) -> None:
         """The piece was computed: its KV is there, and its token, if its request still wants it."""
         request = piece.request
         request.settled = piece.start + piece.length
@@ -358,18 +371,34 @@ class Scheduler:
             return
         if piece.start < len(request.fill_ids):
             self.holdings.keep(request.held, request.fill_ids[: request.settled])
+        if note.prompt is not None:
+            self._tell_prompt(request, note.prompt)
         if piece.samples:
-            self._accept(request, token_id)
+            self._accept(request, token_id, note)
 
-    def _accept(self, request: Request, token_id: int) -> None:
+    def _tell_prompt(self, request: Request, run: PromptRun) -> None:
+        """Log probabilities of the prompt came. After a retraction, some may have been told already."""
+        known, k = request.next_prompt_logprob - run.start, request.submit.prompt_logprobs or 0
+        if not request.next_prompt_logprob or known >= len(run.logprobs):
+            return
+        top_ids, top_logprobs = run.top_ids[known:, :k].reshape(-1), run.top_logprobs[known:, :k].reshape(-1)
+        told = PromptLogprobs(request.uid, request.next_prompt_logprob, run.logprobs[known:], top_ids, top_logprobs)
+        self._outbox.prompt_logprobs.append(told)
+        request.next_prompt_logprob = run.start + len(run.logprobs)
+        if request.next_prompt_logprob == len(request.submit.token_ids):
+            request.next_prompt_logprob = 0
+
+    def _accept(self, request: Request, token_id: int, note: Note) -> None:
         """One token more, and what it means for its request. A stop token at the length limit is a stop."""
         submit = request.submit
         may_stop = len(request.outputs) >= submit.min_new_tokens
         request.outputs.append(token_id)
         self.counters.generated_tokens += 1
-        self._outbox.outputs.append(Output(request.uid, token_id))
+        self._outbox.outputs.append(Output(request.uid, token_id, note.sampled))
         if may_stop and token_id in submit.stop_token_ids:
             self._finish(request, Ended(request.uid, FinishReason.STOP, matched_token_id=token_id))
+        elif note.has_ended:
+            self._finish(request, Ended(request.uid, FinishReason.STOP))
         elif len(request.outputs) >= submit.max_new_tokens:
             self._finish(request, Ended(request.uid, FinishReason.LENGTH))
 
@@ -381,15 +410,12 @@ class Scheduler:
     def _learn_growth(self, request: Request) -> None:
         self._admission.growth_share.ended(len(request.outputs) / request.submit.max_new_tokens)
 
-    def _fail_step_of(self, request: Request, *, is_alone: bool) -> None:
+    def _fail_step_of(self, request: Request, cause: str, *, is_alone: bool) -> None:
         """A step of the request failed, for its row alone or for all in it: nothing more of it is cached."""
         request.is_poisoned = True
         if request.state is not State.FINISHED:
-            why = (
-                "the model gave it no valid probabilities (NaN)"
-                if is_alone
-                else "the device could not compute its step"
-            )
+            alone = cause or "the model gave it no valid probabilities (NaN)"
+            why = alone if is_alone else "the device could not compute its step"
             self._fail(request, "INTERNAL", f"{why}; other requests go on, and this one may be sent again")
 
     def _fail_outgrown(self, request: Request) -> None:
@@ -432,6 +458,8 @@ class Scheduler:
         assert not request.samples_in_flight
         if not request.is_poisoned:
             self.holdings.keep(request.held, request.history()[: request.settled])
+        if request.submit.edits is not None:
+            self._left_rows.append(request.held.row)
         self.holdings.release(request.held)
         request.holding = None
         self._leaving.remove(request)
@@ -441,3 +469,11 @@ class Scheduler:
             request.planned = request.settled = 0
             request.restarts = False
             self._admission.enqueue(request)
+
+
+def _children(submit: Submit) -> list[Submit]:
+    """The further completions of a request, as requests of their own. Only the first is told of the prompt."""
+    replace = msgspec.structs.replace
+    return [
+        replace(submit, uid=child.uid, seed=child.seed, children=(), prompt_logprobs=None) for child in submit.children
+    ]

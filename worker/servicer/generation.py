@@ -1,6 +1,6 @@
 """One request from its submission to its one outcome, in two halves that wait for nothing but their own side.
 
-    engine --Progress--> _read: tokens to text, stop strings, times --> _Outbox --> responses --> gRPC --> client
+    engine --Progress--> _read: tokens to text, stop strings, times --> Outbox --> responses --> gRPC --> client
 
 The halves are two tasks. A client that reads slowly holds back `responses` alone (gRPC's flow control suspends it),
 while `_read` still ends the request at a stop string, and takes the times, when they are due. What piles up in between
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from radixfleet import convert
 from radixfleet.clock import Clock
@@ -19,16 +19,18 @@ from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unava
 from radixfleet.types import ExecutionId, FinishReason, Usage, WorkerId
 from radixfleet.v1 import inference_pb2, worker_pb2
 from worker.core.messages import Admitted
-from worker.engine.handle import Progress, RequestStream
+from worker.engine.handle import Progress
 from worker.metrics import Outcome, WorkerMetrics
+from worker.servicer.choice import Choice, Outbox
 from worker.servicer.state import StateFeed
-from worker.text.output import OutputText
 
 _OUTCOMES = {
     FinishReason.STOP: Outcome.STOP,
     FinishReason.LENGTH: Outcome.LENGTH,
     FinishReason.ABORT: Outcome.ABORTED,
 }
+_SEVERITY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
+"""Which reason the outcome of several completions is counted by: the last of these."""
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -67,29 +69,6 @@ class Observer:
             )
 
 
-@dataclass(slots=True)
-class _Outbox:
-    """What the client has not been sent yet, in the order in which it will be."""
-
-    started: inference_pb2.Started | None = None
-    token_ids: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    finished: inference_pb2.Finished | None = None
-
-    def take(self) -> list[inference_pb2.GenerateResponse]:
-        """Empty the box into messages."""
-        responses = []
-        if self.started is not None:
-            responses.append(inference_pb2.GenerateResponse(started=self.started))
-        if self.token_ids:
-            delta = inference_pb2.Delta(token_ids=self.token_ids, text="".join(self.text))
-            responses.append(inference_pb2.GenerateResponse(delta=delta))
-        if self.finished is not None:
-            responses.append(inference_pb2.GenerateResponse(finished=self.finished))
-        self.started, self.token_ids, self.text, self.finished = None, [], [], None
-        return responses
-
-
 class Generation:
     """See the module. The outcome is set once, by whoever comes first: the end of the stream, or `close`."""
 
@@ -97,8 +76,7 @@ class Generation:
         self,
         identity: Identity,
         prompt_tokens: int,
-        stream: RequestStream,
-        text: OutputText,
+        choices: Sequence[Choice],
         observer: Observer,
         *,
         generated_tokens: int,
@@ -112,25 +90,26 @@ class Generation:
         self.outcome: Outcome | None = None
         """None while it runs."""
         self._prompt_tokens = prompt_tokens
-        self._stream = stream
-        self._text = text
+        self._choices = choices
+        self._reasons: list[FinishReason] = []
+        """Of the completions that have finished."""
         self._observer = observer
         self._arrived_s = arrived_s
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
-        self._last_token_s = arrived_s
         self._cached_tokens = 0
         self._completion_tokens = generated_tokens
-        self._outbox = _Outbox()
+        self._outbox = Outbox()
+        self._is_started = False
         self._news = asyncio.Event()
         """The outbox was filled, or the reading has ended."""
         self._error: RadixfleetError | None = None
         self._reader = asyncio.create_task(self._read(), name=f"generation {identity.execution_id}")
 
     @property
-    def uid(self) -> int:
-        """The engine's number for it."""
-        return self._stream.uid
+    def uids(self) -> list[int]:
+        """The engine's numbers for its completions."""
+        return [choice.stream.uid for choice in self._choices]
 
     async def responses(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """What the client is sent; raises the error that ended the request, if one did. For one reader."""
@@ -146,32 +125,43 @@ class Generation:
     def close(self, outcome: Outcome) -> None:
         """Nobody reads on: abort the request, unless it has ended. Idempotent."""
         self._settle(outcome)
-        self._stream.close()
+        self._close_streams()
+
+    def _close_streams(self) -> None:
+        for choice in self._choices:
+            choice.stream.close()
 
     async def _read(self) -> None:
         try:
-            async for progress in self._stream:
-                self._take(progress)
-                self._news.set()
-        except RadixfleetError as error:
-            self._error = error
-            self._settle(outcome_of(error))
+            await asyncio.gather(*map(self._follow, self._choices))
         finally:
             self._settle(Outcome.FAILED)
-            self._stream.close()
+            self._close_streams()
             self._news.set()
 
-    def _take(self, progress: Progress) -> None:
-        if progress.admitted is not None:
+    async def _follow(self, choice: Choice) -> None:
+        """Read one completion to its end. An error of one is the end of all."""
+        try:
+            async for progress in choice.stream:
+                self._take(choice, progress)
+                self._news.set()
+        except RadixfleetError as error:
+            self._error = self._error or error
+            self._settle(outcome_of(error))
+            self._close_streams()
+
+    def _take(self, choice: Choice, progress: Progress) -> None:
+        if progress.admitted is not None and self._admitted_s is None:
             self._admit(progress.admitted)
+        self._outbox.prompt_logprobs += progress.prompt_logprobs
         if progress.token_ids:
-            self._add_tokens(progress.token_ids)
-        if self._text.matched_stop is not None:
-            self._finish(FinishReason.STOP, None)
-            self._stream.close()
+            self._add_tokens(choice, progress)
+        if choice.text.matched_stop is not None:
+            self._finish(choice, FinishReason.STOP, None)
+            choice.stream.close()
         elif progress.ended is not None:
             assert progress.ended.reason is not None, "a failed request raises"
-            self._finish(progress.ended.reason, progress.ended.matched_token_id)
+            self._finish(choice, progress.ended.reason, progress.ended.matched_token_id)
 
     def _admit(self, admitted: Admitted) -> None:
         self._admitted_s = admitted.at_s
@@ -181,6 +171,7 @@ class Generation:
         self._start()
 
     def _start(self) -> None:
+        self._is_started = True
         self._outbox.started = inference_pb2.Started(
             request_id=self.identity.request_id,
             execution_id=self.identity.execution_id,
@@ -189,39 +180,43 @@ class Generation:
             cached_tokens=self._cached_tokens,
         )
 
-    def _add_tokens(self, token_ids: Sequence[int]) -> None:
+    def _add_tokens(self, choice: Choice, progress: Progress) -> None:
         """Tokens that came together, up to the one that completes a stop string."""
-        count = 0
-        for count, token_id in enumerate(token_ids, start=1):  # noqa: B007  counted on purpose
-            self._outbox.text.append(self._text.push(token_id))
-            if self._text.matched_stop is not None:
+        texts: list[str] = []
+        for token_id in progress.token_ids:
+            texts.append(choice.text.push(token_id))
+            if choice.text.matched_stop is not None:
                 break
-        self._outbox.token_ids += token_ids[:count]
+        count = len(texts)
+        self._outbox.add(choice.index, progress.token_ids[:count], progress.logprobs[:count], texts)
         self._completion_tokens += count
         now_s = self._observer.clock.now()
         if self._first_token_s is None:
             self._first_token_s = now_s
             self._observer.metrics.first_token(now_s - self._arrived_s)
             self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_FIRST_TOKEN, self._cached_tokens)
-        else:
-            self._observer.metrics.tokens(count, now_s - self._last_token_s)
-        self._last_token_s = now_s
+        elif choice.last_token_s is not None:
+            self._observer.metrics.tokens(count, now_s - choice.last_token_s)
+        choice.last_token_s = now_s
 
-    def _finish(self, reason: FinishReason, matched_token_id: int | None) -> None:
-        if self._admitted_s is None:
+    def _finish(self, choice: Choice, reason: FinishReason, matched_token_id: int | None) -> None:
+        """One completion has ended; with the last of them, so has the request."""
+        if not self._is_started:
             self._start()  # aborted in the queue: the order of messages is the same
-        tail = self._text.finish()
-        matched_stop = self._text.matched_stop
+        tail = choice.text.finish()
+        matched_stop = choice.text.matched_stop
         if matched_stop is not None:  # perhaps only now: the last bytes held back can complete one
             reason, matched_token_id = FinishReason.STOP, None
-        usage = convert.usage_to_pb(self._usage())
-        finished = inference_pb2.Finished(reason=convert.finish_reason_to_pb(reason), text=tail, usage=usage)
+        finished = inference_pb2.Finished(reason=convert.finish_reason_to_pb(reason), text=tail)
         if matched_stop is not None:
             finished.matched_stop = matched_stop
         elif matched_token_id is not None:
             finished.matched_token_id = matched_token_id
-        self._outbox.finished = finished
-        self._settle(_OUTCOMES[reason])
+        self._reasons.append(reason)
+        if len(self._reasons) == len(self._choices):
+            finished.usage.CopyFrom(convert.usage_to_pb(self._usage()))
+            self._settle(_OUTCOMES[max(self._reasons, key=_SEVERITY.index)])
+        self._outbox.finished.append((choice.index, finished))
 
     def _usage(self) -> Usage:
         """Three spans of time that join; those that the request did not reach are 0."""

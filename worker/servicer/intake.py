@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,8 +20,11 @@ from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
-from worker.core.messages import Ready, Submit
+from worker.core.logits import LogitEdits
+from worker.core.messages import Child, Ready, Submit
+from worker.sampling.counter_random import child_seeds
 from worker.scheduling.limits import Limits
+from worker.servicer.grammars import Grammars
 from worker.text.stop_strings import StopStrings
 
 Result = TypeVar("Result")
@@ -47,39 +50,69 @@ class Prepared:
     namespace: tuple[str, ...]
     priority: int
 
-    def submit(self, uid: int) -> Submit:
-        """The engine's form of it."""
+    def submit(self, uids: Sequence[int]) -> Submit:
+        """The engine's form of it. `uids`: one for each of the n completions."""
         sampling = self.sampling
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
+        seeds = child_seeds(seed, sampling.n)
         return Submit(
-            uid=uid,
+            uid=uids[0],
             token_ids=np.concatenate([self.tokens, self.generated]).view(np.int32),
             namespace=self.namespace,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            seed=sampling.seed if sampling.seed is not None else secrets.randbits(63),
+            seed=seed,
             max_new_tokens=self.max_new_tokens - len(self.generated),
             min_new_tokens=max(0, sampling.min_new_tokens - len(self.generated)),
             stop_token_ids=self.stop_token_ids,
             priority=self.priority,
+            edits=self._edits(),
+            logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+            children=tuple(Child(*child) for child in zip(uids[1:], seeds[1:], strict=True)),
         )
+
+    def _edits(self) -> LogitEdits | None:
+        sampling = self.sampling
+        edits = LogitEdits(
+            frequency_penalty=sampling.frequency_penalty,
+            presence_penalty=sampling.presence_penalty,
+            repetition_penalty=sampling.repetition_penalty,
+            bias=sampling.logit_bias,
+            grammar=sampling.grammar,
+        )
+        return None if edits == LogitEdits() else edits
 
 
 class Intake:
     """Prepares requests for one model."""
 
-    def __init__(self, model: str, tokenizer: Tokenizer, threads: Executor, *, default_max_new_tokens: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        threads: Executor,
+        grammars: Grammars,
+        *,
+        default_max_new_tokens: int,
+    ) -> None:
+        self._grammars = grammars
         self._model = model
         self._tokenizer = tokenizer
         self._threads = threads
         self._default_max_new_tokens = default_max_new_tokens
 
     async def prepare(self, request: inference_pb2.GenerateRequest, ready: Ready) -> Prepared:
-        """Validate against what the engine can hold. Raises InvalidRequest."""
+        """Validate against what the engine can hold. Raises InvalidRequest; with a grammar, also Unavailable."""
         if _is_cheap(request):
-            return self._prepare(request, ready)
-        return await self._on_thread(lambda: self._prepare(request, ready))
+            prepared = self._prepare(request, ready)
+        else:
+            prepared = await self._on_thread(lambda: self._prepare(request, ready))
+        if prepared.sampling.grammar is not None:
+            await self._grammars.admit(prepared.sampling.grammar)
+        return prepared
 
     async def tokenize(self, request: inference_pb2.TokenizeRequest) -> inference_pb2.TokenizeResponse:
         """The tokens of a prompt, at least one. Raises InvalidRequest."""

@@ -15,6 +15,7 @@ from radixfleet.v1 import inference_pb2
 from worker.core.messages import Ready
 from worker.engine.handle import EngineHandle
 from worker.metrics import Outcome
+from worker.servicer.choice import Choice
 from worker.servicer.continuation import ended_stream, replay
 from worker.servicer.generation import Generation, Identity, Observer
 from worker.servicer.intake import Prepared
@@ -67,15 +68,14 @@ class RunningRequests:
     def start(self, request: inference_pb2.GenerateRequest, prepared: Prepared, *, arrived_s: float) -> Generation:
         """Submit a request; the caller ends it. Raises Unavailable."""
         self.require_serving()
-        text = self._output_text(prepared)
-        uid = self._engine.next_uid()
-        ended = replay(prepared, text, uid)
-        stream = self._engine.submit(prepared.submit(uid)) if ended is None else ended_stream(ended)
+        texts = [self._output_text(prepared) for _ in range(prepared.sampling.n)]
+        uids = [self._engine.next_uid() for _ in texts]
+        ended = replay(prepared, texts[0], uids[0])
+        streams = self._engine.submit_group(prepared.submit(uids)) if ended is None else [ended_stream(ended)]
         generation = Generation(
             Identity(ExecutionId(secrets.token_hex(12)), request.request_id, self._worker_id, request.lease_id),
             len(prepared.tokens),
-            stream,
-            text,
+            [Choice(*each) for each in zip(range(len(streams)), streams, texts, strict=True)],
             self._observer,
             generated_tokens=len(prepared.generated),
             arrived_s=arrived_s,
@@ -103,7 +103,8 @@ class RunningRequests:
         generation = self._running.get(execution_id)
         if generation is None or generation.outcome is not None:
             return False
-        self._engine.abort(generation.uid)
+        for uid in generation.uids:
+            self._engine.abort(uid)
         return True
 
     async def drain(self, grace_s: float) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from worker.app import Worker
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
 from worker.metrics import Outcome
+from worker.servicer.grammars import Grammars
 from worker.servicer.inference import InferenceServicer
 from worker.servicer.intake import Intake
 
@@ -143,7 +144,7 @@ async def test_cancelling_while_the_prompt_is_tokenized_submits_nothing() -> Non
     engine, threads = FakeEngine(), GatedExecutor()
     async with sim_worker(engine=engine, serving=False) as worker:
         engine.become_ready()
-        intake = Intake("sim-model", Tokenizer(byte_spec()), threads, default_max_new_tokens=16)
+        intake = Intake("sim-model", Tokenizer(byte_spec()), threads, Grammars(engine, None), default_max_new_tokens=16)
         servicer = InferenceServicer(worker.description, intake, worker.requests, worker.metrics, MonotonicClock())
         call = asyncio.create_task(anext(servicer.answer(request("some text"), lambda: None)))
         await until(lambda: len(threads.waiting) == 1)
@@ -202,7 +203,9 @@ async def test_a_request_that_has_ended_is_not_found_although_its_client_has_not
     engine = FakeEngine()
     async with sim_worker(engine=engine, serving=False) as worker:
         engine.become_ready()
-        intake = Intake("sim-model", Tokenizer(byte_spec()), GatedExecutor(), default_max_new_tokens=16)
+        intake = Intake(
+            "sim-model", Tokenizer(byte_spec()), GatedExecutor(), Grammars(engine, None), default_max_new_tokens=16
+        )
         prepared = await intake.prepare(request([1]), worker.requests.require_serving())
         generation = worker.requests.start(request([1]), prepared, arrived_s=0.0)
         assert worker.requests.abort(generation.identity.execution_id)

@@ -22,6 +22,7 @@ from tests.support.gated_executor import GatedExecutor
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
+from worker.servicer.grammars import Grammars
 from worker.servicer.intake import Intake
 
 
@@ -230,7 +231,7 @@ async def test_tokenizing_holds_up_nobody_else() -> None:
     engine, threads = FakeEngine(), GatedExecutor()
     async with sim_worker(engine=engine, serving=False) as worker:
         engine.become_ready()
-        intake = Intake("sim-model", Tokenizer(byte_spec()), threads, default_max_new_tokens=16)
+        intake = Intake("sim-model", Tokenizer(byte_spec()), threads, Grammars(engine, None), default_max_new_tokens=16)
         text = request("text", stop=["y"])
         chat = inference_pb2.GenerateRequest()
         chat.prompt.chat.messages.add(role="user", content="text")
