@@ -51,11 +51,14 @@ class StepComputer:
         self._rows = rows
         self._sampler = sampler
         self._attention = attention
-        self._device = device
+        self.device = device
+        self.in_sampling = False
+        """The step that is computed, or was last, has come to its logits."""
 
     @torch.inference_mode()
     def compute(self, plan: StepPlan) -> Sampled:
         """The tokens of the step, on the host; waits for the device."""
+        self.in_sampling = False
         for row in plan.ends_rows:
             self._sampler.end(row)
         for start in plan.starts_rows:
@@ -68,6 +71,7 @@ class StepComputer:
         self._attention.plan(AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table))
         paged = _PagedAttention(self._pool, self._attention, slots)
         hidden = self._model.hidden(self._input_ids(plan), positions, paged)
+        self.in_sampling = True
         return self._sampler.finish(plan, begun, self._model, hidden)
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
@@ -80,4 +84,4 @@ class StepComputer:
 
     def _to_device(self, array: npt.NDArray[np.integer]) -> Tensor:
         """As int64, always a copy: the plan's arrays are read-only."""
-        return torch.from_numpy(array.astype(np.int64)).to(self._device)
+        return torch.from_numpy(array.astype(np.int64)).to(self.device)

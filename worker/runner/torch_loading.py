@@ -21,7 +21,7 @@ from radixfleet.clock import Clock
 from radixfleet.types import Capacity
 from worker.core.messages import Ready
 from worker.core.step import StepPlan
-from worker.memory.advisor import Shortage, Stage, advise
+from worker.memory.advisor import Bound, Shortage, Stage, advise
 from worker.memory.kv_pool import TokenToKVPool
 from worker.memory.plan import (
     MemoryDemand,
@@ -41,6 +41,7 @@ from worker.runner.activation_peak import activation_peak
 from worker.runner.attention.backends import make_attention_backend
 from worker.runner.devices import choose_dtype, open_device, usable_memory
 from worker.runner.largest_step import largest_step
+from worker.runner.memory_errors import advised
 from worker.runner.row_edits import RowEdits
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
@@ -96,13 +97,13 @@ class _Loading:
         kv_tokens = self._likely_kv_tokens(model)
         on_cpu = self._device.type == "cpu"
         num_rows = self._config.max_running_requests or max_running_requests_for(kv_tokens, on_cpu=on_cpu)
-        rows = RowState(
-            max_rows=num_rows, max_context=max_context, vocab_size=model.config.vocab_size, device=self._device
-        )
-        sampler = self._sampler(rows, num_rows, model.config.vocab_size)
-        peak = self._measure(
-            model, rows, sampler, largest_step(num_rows, chunk, max(min(max_context, kv_tokens), chunk))
-        )
+        with advised(Stage.START, Bound.LARGEST_STEP, self._device):
+            rows = RowState(
+                max_rows=num_rows, max_context=max_context, vocab_size=model.config.vocab_size, device=self._device
+            )
+            sampler = self._sampler(rows, num_rows, model.config.vocab_size)
+            step = largest_step(num_rows, chunk, max(min(max_context, kv_tokens), chunk))
+            peak = self._measure(model, rows, sampler, step)
         plan = self._plan(model, peak + rows.nbytes + sampler.nbytes)
         ready = Ready(
             capacity=Capacity(
@@ -116,7 +117,8 @@ class _Loading:
             dtype=str(self._dtype).removeprefix("torch."),
             max_context_tokens=min(max_context, plan.kv_tokens),
         )
-        return self._computer(model, rows, sampler, plan.num_pages), ready
+        with advised(Stage.START, Bound.ALLOCATION, self._device):
+            return self._computer(model, rows, sampler, plan.num_pages), ready
 
     def _refuse_too_large(self, shape: ModelConfig) -> None:
         """Before reading them, which may take minutes: the weights need at least this much."""
@@ -134,14 +136,15 @@ class _Loading:
                 reported_s = self._clock.now()
                 _log.info("loading", layers=f"{done}/{total}")
 
-        model = load_model(
-            self._path,
-            device=self._device,
-            dtype=self._dtype,
-            linear_backend=linear_backend,
-            max_context=max_context,
-            progress=progress,
-        )
+        with advised(Stage.LOAD, Bound.ALLOCATION, self._device):
+            model = load_model(
+                self._path,
+                device=self._device,
+                dtype=self._dtype,
+                linear_backend=linear_backend,
+                max_context=max_context,
+                progress=progress,
+            )
         _log.info(
             "model loaded",
             path=str(self._path),

@@ -10,7 +10,9 @@ import structlog
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.types import Grammar
 from worker.core.messages import Ready
+from worker.core.out_of_memory import OutOfMemory
 from worker.core.step import StepPlan, StepResult
+from worker.runner.memory_errors import is_out_of_memory, release_cached, shortage_of
 from worker.runner.step_computer import StepComputer
 from worker.runner.step_sampler import Sampled
 from worker.runner.torch_config import TorchRunnerConfig
@@ -42,14 +44,18 @@ class TorchRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """See `Runner.run`."""
         assert self._computer is not None, "run before load"
-        started_s = self._clock.now()
-        error = None
+        computer, started_s = self._computer, self._clock.now()
+        error, shortage = None, None
         try:
-            sampled = self._computer.compute(plan)
+            sampled = computer.compute(plan)
         except Exception as failure:  # noqa: BLE001 - whatever a step ran into, the next one may succeed
-            _log.exception("step failed", step=plan.step, tokens=plan.num_tokens, sequences=plan.num_sequences)
             sampled = Sampled(np.zeros(plan.num_sequences, np.int32), np.ones(plan.num_sequences, np.bool_))
             error = f"{type(failure).__name__}: {failure}"
+            if is_out_of_memory(failure):
+                shortage = shortage_of(failure, computer.device, in_sampling=computer.in_sampling)
+            _log_failure(plan, failure, shortage)
+        if shortage is not None:  # here, where the failure, and with it the step's tensors, is gone
+            release_cached(computer.device)
         return StepResult(
             step=plan.step,
             token_ids=sampled.token_ids,
@@ -60,6 +66,7 @@ class TorchRunner:
             logprobs=sampled.logprobs,
             ended=sampled.ended,
             causes=tuple(sampled.causes.items()),
+            out_of_memory=shortage,
         )
 
     def prepare(self, grammar: Grammar) -> str:
@@ -76,3 +83,12 @@ class TorchRunner:
         """Free everything. Idempotent."""
         self._computer = self._compiler = None
         self._threads.shutdown()
+
+
+def _log_failure(plan: StepPlan, failure: Exception, shortage: OutOfMemory | None) -> None:
+    """Running out of memory is told by the engine, once for many steps; anything else is a bug."""
+    about = {"step": plan.step, "tokens": plan.num_tokens, "sequences": plan.num_sequences}
+    if shortage is not None:
+        _log.debug("step ran out of memory", **about, in_sampling=shortage.in_sampling, why=str(failure))
+    else:
+        _log.error("step failed", **about, exc_info=failure)
