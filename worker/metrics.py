@@ -5,7 +5,7 @@ Used from the front's event loop; Prometheus reads from a thread of its own, whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,6 +22,9 @@ from radixfleet.types import Capacity, Load, MemoryPools, WorkerStatus
 
 _BUBBLE_BUCKETS_S = (1e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
 
+STEP_STAGES = ("prefill", "decode", "sampling")
+SHORT_STAGES = (*STEP_STAGES, "kv_full")
+"""Stages at which memory runs short while serving, as `worker.memory.advisor.Stage` names them."""
 _ENGINE_COUNTERS = {
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "cached_tokens": "Prompt tokens whose KV was found in the cache at admission.",
@@ -100,10 +103,21 @@ class WorkerMetrics:
         self._engine["scheduling_s"] = self._counter(
             "scheduling_seconds", "Seconds that the engine's thread spent on scheduling."
         )
+        self._out_of_memory = self._counter(
+            "out_of_memory", "Steps taken back for want of device memory, to be tried again smaller.", "stage"
+        )
+        self._memory_short = self._gauge("memory_short", "1 while memory is short at a stage, or was lately.", "stage")
+        self._step_limits = (
+            self._gauge("step_prompt_tokens_limit", "Prompt tokens that a step may have; less after a shortage."),
+            self._gauge("step_sequences_limit", "Requests that a step may have; less after a shortage."),
+        )
         self._totals: dict[str, float] = {}
         """The engine's totals as last seen; they begin at 0 with each incarnation."""
         for outcome in Outcome:
             self._requests.labels(outcome.value)
+        for stage in STEP_STAGES:
+            self._out_of_memory.labels(stage)
+        self.memory((0, 0), {})
         self.status_changed(WorkerStatus.LOADING)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
@@ -136,6 +150,7 @@ class WorkerMetrics:
         self._restarts.inc()
         self._totals = {}
         self._show_load(Load())
+        self.memory((0, 0), {})
 
     def report(
         self, load: Load, counters: Mapping[str, float], step_s: Sequence[float], bubble_s: Sequence[float]
@@ -143,13 +158,25 @@ class WorkerMetrics:
         """The engine's report: its load, its totals, and the steps since the last one."""
         self._show_load(load)
         for name, counter in self._engine.items():
-            total = counters.get(name, 0.0)
-            counter.inc(max(0.0, total - self._totals.get(name, 0.0)))
+            counter.inc(self._increase(counters, name))
+        for stage in STEP_STAGES:
+            self._out_of_memory.labels(stage).inc(self._increase(counters, f"out_of_memory_{stage}"))
         self._totals = dict(counters)
         for duration in step_s:
             self._step.observe(duration)
         for duration in bubble_s:
             self._bubble.observe(duration)
+
+    def memory(self, step_limits: tuple[int, int], short_stages: Collection[str]) -> None:
+        """The size that steps may have (prompt tokens, requests), and where memory is short."""
+        for gauge, limit in zip(self._step_limits, step_limits, strict=True):
+            gauge.set(limit)
+        for stage in SHORT_STAGES:
+            self._memory_short.labels(stage).set(stage in short_stages)
+
+    def _increase(self, counters: Mapping[str, float], name: str) -> float:
+        """Of one of the engine's totals since the last report."""
+        return max(0.0, counters.get(name, 0.0) - self._totals.get(name, 0.0))
 
     def _show_load(self, load: Load) -> None:
         self._running.set(load.running_requests)

@@ -36,6 +36,9 @@ def workers(endpoint: str, *, as_json: bool) -> None:
     console.print(workers_table(entries))
     console.print()
     console.print(pools_table(entries))
+    for entry in entries:
+        for advice in entry.info.advice:
+            console.print(f"\n[yellow]{entry.worker_id}: {advice}[/yellow]", soft_wrap=True)
 
 
 async def _workers(endpoint: str) -> list[WorkerEntry]:

@@ -148,6 +148,8 @@ class WorkerInfo:
     version: str
     block_scheme: int
     block_tokens: int
+    advice: tuple[str, ...] = ()
+    """What its operator should change: memory runs short there, or did so a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,7 @@ def worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
         version=message.version,
         block_scheme=message.block_scheme,
         block_tokens=message.block_tokens,
+        advice=tuple(message.advice),
     )
 
 

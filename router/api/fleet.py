@@ -139,4 +139,5 @@ def _info(worker: WorkerState) -> worker_pb2.WorkerInfo | None:
         version=facts.version,
         block_scheme=facts.block_scheme,
         block_tokens=facts.block_tokens,
+        advice=worker.advice,
     )

@@ -59,6 +59,7 @@ class StateIntake:
         if update.HasField("capacity"):
             self._take_capacity(update.capacity)
         state.report(convert.load(update.load))
+        state.advice = tuple(update.advice)
         for event in update.lease_events:
             phase = _PHASES.get(event.phase)
             if phase is not None:

@@ -60,6 +60,8 @@ class WorkerState:
         self.incarnation: Incarnation | None = None
         self.status = WorkerStatus.LOADING
         self.capacity: Capacity | None = None
+        self.advice: tuple[str, ...] = ()
+        """What its operator should change, by its last report."""
         self.connected = False
         """A live state stream."""
         self.drain_wanted = False

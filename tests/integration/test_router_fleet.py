@@ -123,9 +123,20 @@ async def test_list_workers_tells_what_the_worker_told() -> None:
         assert entry.info.capacity == worker.capacity
         assert entry.info.memory == worker.memory
         assert entry.info.incarnation == worker.incarnation
+        assert entry.info.advice == ()
         assert entry.load == worker.extra_load
         assert not entry.approximate
         assert entry.ineligible_reason == ""
+
+
+async def test_list_workers_tells_what_the_operator_should_change() -> None:
+    """Behaviour 62: where one looks for a slow worker, the advice stands."""
+    worker = fake_worker("w0")
+    async with running_fleet([worker]) as fleet:
+        worker.publish(advice=["The KV pool is full: run fewer requests at once."])
+        await until(lambda: fleet.state(worker).advice)
+        entry = (await fleet.client.list_workers())[0]
+        assert entry.info.advice == ("The KV pool is full: run fewer requests at once.",)
 
 
 async def test_registering_again_is_harmless() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from radixfleet.clock import ManualClock
 from radixfleet.types import Capacity, MemoryPools
 from worker.core.messages import EngineMessage, FrontMessage, Prepare, Prepared, Ready, Submit
+from worker.core.out_of_memory import OutOfMemory
 from worker.core.step import StepPlan, StepResult
 
 Message = TypeVar("Message")
@@ -80,14 +81,15 @@ class ObedientExecutor:
     def launch(self, plan: StepPlan) -> None:
         self.launched.append(plan)
 
-    def end_step(self, error: str | None = None) -> StepPlan:
+    def end_step(self, error: str | None = None, out_of_memory: OutOfMemory | None = None) -> StepPlan:
         """The oldest step ends now."""
         plan = self.launched.popleft()
         started_s = self._clock.now()
         self._clock.advance(1.0)
         token_ids = np.full(plan.num_sequences, plan.step, dtype=np.int32)
         failed = np.zeros(plan.num_sequences, dtype=np.bool_)
-        self._results.append(StepResult(plan.step, token_ids, failed, started_s, self._clock.now(), error))
+        times = (started_s, self._clock.now())
+        self._results.append(StepResult(plan.step, token_ids, failed, *times, error, out_of_memory=out_of_memory))
         return plan
 
     def prepare(self, order: Prepare) -> None:

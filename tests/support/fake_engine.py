@@ -83,6 +83,8 @@ class FakeEngine(Conversation):
         counters: dict[str, float] | None = None,
         step_s: Iterable[float] = (),
         bubble_s: Iterable[float] = (),
+        step_limits: tuple[int, int] = (0, 0),
+        advice: dict[str, str] | None = None,
     ) -> None:
         """The engine's report."""
         self._hear(
@@ -94,6 +96,8 @@ class FakeEngine(Conversation):
                 step_age_s=0.0,
                 step_s=list(step_s),
                 bubble_s=list(bubble_s),
+                step_limits=step_limits,
+                advice=advice or {},
             )
         )
 

@@ -140,7 +140,7 @@ class EngineLoop:
             self._times.ended(result)
             self._launched_s.popleft()
             self._last_result_s = began_s
-            if result.error is not None:
+            if result.error is not None and result.out_of_memory is None:
                 log.error("a step failed as a whole", step=result.step, error=result.error)
         for prepared in self._executor.prepared():
             self._mailbox.send(prepared)
@@ -157,6 +157,7 @@ class EngineLoop:
             self._checked_s = now_s
             self._unchecked = False
             self._scheduler.check()
+        self._tell_shortages()
         evicted, added = self._scheduler.cache.block_events.drain()
         step_s, bubble_s = self._times.take()
         self._reported_s = now_s
@@ -170,5 +171,17 @@ class EngineLoop:
                 step_age_s=now_s - max(self._launched_s[0], self._last_result_s) if self._launched_s else 0.0,
                 step_s=step_s,
                 bubble_s=bubble_s,
+                step_limits=self._scheduler.step_limits,
+                advice=self._scheduler.shortages.open,
             )
         )
+
+    def _tell_shortages(self) -> None:
+        """One line when memory runs short, and one when there is enough again: not one for each step."""
+        for change in self._scheduler.shortages.take_changes():
+            prompt_tokens, sequences = self._scheduler.step_limits
+            limits = {"step_prompt_tokens": prompt_tokens, "step_sequences": sequences}
+            if change.began:
+                log.warning("memory ran short", stage=change.stage.value, advice=change.advice.text, **limits)
+            else:
+                log.info("memory is enough again", stage=change.stage.value, **limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -41,7 +42,9 @@ class Description:
             num_parameters=ready.num_parameters if ready is not None else 0,
         )
 
-    def worker_info(self, status: WorkerStatus, incarnation: Incarnation, ready: Ready | None) -> worker_pb2.WorkerInfo:
+    def worker_info(
+        self, status: WorkerStatus, incarnation: Incarnation, ready: Ready | None, advice: Sequence[str] = ()
+    ) -> worker_pb2.WorkerInfo:
         """The worker; capacity and memory are absent until the model was loaded once."""
         return worker_pb2.WorkerInfo(
             worker_id=self.worker_id,
@@ -53,6 +56,7 @@ class Description:
             version=package_version(),
             block_scheme=BLOCK_SCHEME,
             block_tokens=BLOCK_TOKENS,
+            advice=advice,
         )
 
 

@@ -130,6 +130,12 @@ class StateFeed:
         return await asyncio.shield(self._gave_up)
 
     @property
+    def advice(self) -> list[str]:
+        """What the operator should change, while memory is short."""
+        report = self._engine.last_report
+        return list(report.advice.values()) if report is not None else []
+
+    @property
     def num_watchers(self) -> int:
         """Open state streams."""
         return len(self._watchers)
@@ -177,6 +183,7 @@ class StateFeed:
 
     def _on_report(self, report: Report) -> None:
         self._metrics.report(report.load, report.counters, report.step_s, report.bubble_s)
+        self._metrics.memory(report.step_limits, report.advice)
         self._prefixes.apply(report.evicted_blocks, report.added_blocks)
         self._changed.set()
 
@@ -243,4 +250,5 @@ class StateFeed:
             status=convert.worker_status_to_pb(self._status),
             load=convert.load_to_pb(report.load if report is not None else Load()),
             capacity=convert.capacity_to_pb(ready.capacity) if ready is not None else None,
+            advice=self.advice,
         )

@@ -55,7 +55,8 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
 
     async def GetInfo(self, request: worker_pb2.GetInfoRequest, context: _Context) -> worker_pb2.WorkerInfo:
         """Answers in every status."""
-        return self._description.worker_info(self._feed.status, self._engine.incarnation, self._engine.last_ready)
+        engine, feed = self._engine, self._feed
+        return self._description.worker_info(feed.status, engine.incarnation, engine.last_ready, feed.advice)
 
     async def GetTokenizer(
         self, request: worker_pb2.GetTokenizerRequest, context: _Context

@@ -209,6 +209,7 @@ class WorkerInfo(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     BLOCK_SCHEME_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     """New with each start of the engine: what was cached before it is gone."""
@@ -225,6 +226,10 @@ class WorkerInfo(_message.Message):
     def capacity(self) -> Global___Capacity: ...
     @_builtins.property
     def memory(self) -> Global___MemoryPools: ...
+    @_builtins.property
+    def advice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What its operator should change: memory runs short there, or did so a moment ago. Empty when all is well."""
+
     def __init__(
         self,
         *,
@@ -237,10 +242,11 @@ class WorkerInfo(_message.Message):
         version: _builtins.str = ...,
         block_scheme: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
+        advice: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "memory", b"memory", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_scheme", b"block_scheme", "block_tokens", b"block_tokens", "capacity", b"capacity", "incarnation", b"incarnation", "memory", b"memory", "model", b"model", "status", b"status", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "block_scheme", b"block_scheme", "block_tokens", b"block_tokens", "capacity", b"capacity", "incarnation", b"incarnation", "memory", b"memory", "model", b"model", "status", b"status", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,6 +419,7 @@ class StateUpdate(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     LEASE_EVENTS_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     """Counts prefix changes within an incarnation: a delta carries the digest's number plus one, and so on. An update
@@ -433,6 +440,10 @@ class StateUpdate(_message.Message):
     def lease_events(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseEvent]:
         """What became of requests that carried a lease_id, since the last update."""
 
+    @_builtins.property
+    def advice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As in WorkerInfo."""
+
     def __init__(
         self,
         *,
@@ -444,10 +455,11 @@ class StateUpdate(_message.Message):
         digest: Global___PrefixDigest | None = ...,
         delta: Global___PrefixDelta | None = ...,
         lease_events: _abc.Iterable[Global___LeaseEvent] | None = ...,
+        advice: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "delta", b"delta", "digest", b"digest", "load", b"load", "prefix", b"prefix"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "delta", b"delta", "digest", b"digest", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "capacity", b"capacity", "delta", b"delta", "digest", b"digest", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prefix: _TypeAlias = _typing.Literal["digest", "delta"]  # noqa: Y015
     _WhichOneofArgType_prefix: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015

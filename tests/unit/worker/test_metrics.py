@@ -15,7 +15,8 @@ from tests.support.answers import generate
 from tests.support.fake_engine import READY
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
-from worker.metrics import BuildInfo, Outcome, WorkerMetrics
+from worker.memory.advisor import Stage
+from worker.metrics import SHORT_STAGES, STEP_STAGES, BuildInfo, Outcome, WorkerMetrics
 
 
 @pytest.fixture
@@ -40,6 +41,21 @@ def test_totals_of_the_engine_become_counters_that_never_fall(metrics: WorkerMet
     assert value(metrics, "generated_tokens_total") == 19
     assert value(metrics, "retractions_total") == 1
     assert value(metrics, "engine_restarts_total") == 1
+
+
+def test_shortages_of_memory_are_counted_by_stage_and_shown_while_they_last(metrics: WorkerMetrics) -> None:
+    """Behaviour 62."""
+    assert set(SHORT_STAGES) == {stage.value for stage in Stage} - {"load", "start"}
+    assert value(metrics, "out_of_memory_total", stage="sampling") == 0
+    report(metrics, out_of_memory_prefill=2, out_of_memory_decode=1)
+    report(metrics, out_of_memory_prefill=5, out_of_memory_decode=1)
+    metrics.memory((512, 16), {"prefill": "lower it", "kv_full": "fewer"})
+    assert [value(metrics, "out_of_memory_total", stage=stage) for stage in STEP_STAGES] == [5, 1, 0]
+    assert [value(metrics, "memory_short", stage=stage) for stage in SHORT_STAGES] == [1, 0, 0, 1]
+    assert value(metrics, "step_prompt_tokens_limit") == 512
+    assert value(metrics, "step_sequences_limit") == 16
+    metrics.engine_lost()
+    assert [value(metrics, "memory_short", stage=stage) for stage in SHORT_STAGES] == [0, 0, 0, 0]
 
 
 def test_load_and_pools_are_shown(metrics: WorkerMetrics) -> None:

@@ -55,6 +55,10 @@ class Taking:
         return self.take(sequence, delta=delta, **fields)
 
     @property
+    def advice(self) -> tuple[str, ...]:
+        return self.state.advice
+
+    @property
     def depth(self) -> int:
         return self.parts.sketch.match(np.array(BLOCKS, dtype=np.uint64))[self.state.slot]
 
@@ -170,3 +174,11 @@ def test_hashes_cut_in_the_middle_are_refused() -> None:
     taking = Taking()
     with pytest.raises(ValueError, match="buffer size"):
         taking.take(1, digest=worker_pb2.PrefixDigest(block_hashes=b"1234567"))
+
+
+def test_the_worker_s_advice_is_that_of_its_last_report() -> None:
+    taking = Taking()
+    taking.digest(1, advice=["fewer requests"])
+    assert taking.advice == ("fewer requests",)
+    taking.delta(2, [])
+    assert taking.advice == ()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
 from radixfleet.clock import ManualClock
 from radixfleet.types import FinishReason
 from tests.support.engine_fakes import ListeningFront, ObedientExecutor, ready, submit
 from tests.support.grammars import regex
+from tests.support.memory_faults import shortage
 from worker.core.messages import Abort, Flush, Flushed, Prepare, Prepared, Report, StepOutputs, Stop
 from worker.engine.loop import CHECK_EVERY_S, REPORT_ALIVE_S, REPORT_CHANGED_S, EngineLoop
 from worker.scheduling.limits import Limits
@@ -225,6 +227,33 @@ def test_a_step_that_fails_as_a_whole_fails_its_requests_and_the_engine_goes_on(
     serial.run_out()
     assert len(tokens_of(serial.front, 2)) == 2
     assert serial.report().counters["failed_steps"] == 1
+
+
+def test_a_shortage_of_memory_is_logged_once_and_reported_while_it_lasts(serial: Engine) -> None:
+    """Behaviour 62: what to change stands in one line of the log and in every report; no request is lost."""
+    serial.front.inbox.append(submit(1, prompt=32, max_new_tokens=3))
+    with capture_logs() as logs:
+        for _ in range(3):
+            serial.idle()
+            serial.executor.end_step(error="out of memory", out_of_memory=shortage())
+        serial.idle()
+        report = serial.report()
+    told = [entry for entry in logs if entry["log_level"] in ("warning", "error")]
+    assert [entry["event"] for entry in told] == ["memory ran short"]
+    assert told[0]["stage"] == "prefill"
+    assert "--chunked-prefill-size" in told[0]["advice"]
+    assert report.step_limits == (4, 4)
+    assert report.advice == {"prefill": told[0]["advice"]}
+    assert report.counters["out_of_memory_prefill"] == report.counters["failed_steps"] == 3
+    with capture_logs() as logs:
+        for uid in range(2, 30):
+            serial.front.inbox.append(submit(uid, prompt=32, max_new_tokens=2))
+            serial.run_out()
+        report = serial.report()
+    assert [entry["event"] for entry in logs] == ["memory is enough again"]
+    assert report.step_limits == (32, 4)
+    assert report.advice == {}
+    assert len(tokens_of(serial.front, 1)) == 3
 
 
 def test_stop_settles_what_is_in_flight_and_plans_no_more(overlapped: Engine) -> None:

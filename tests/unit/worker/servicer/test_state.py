@@ -107,6 +107,15 @@ async def test_a_watcher_gets_a_digest_at_once_then_deltas(engine: FakeEngine, c
         assert reader.digests == 1
 
 
+async def test_advice_travels_while_it_holds(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
+    engine.become_ready()
+    engine.report(advice={"prefill": "smaller chunks", "kv_full": "fewer requests"})
+    reader = Reader(channel)
+    await reader.until(lambda update: list(update.advice) == ["smaller chunks", "fewer requests"])
+    engine.report()
+    await reader.until(lambda update: not update.advice)
+
+
 async def test_a_silent_worker_still_has_a_heartbeat(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
     engine.become_ready()
     reader = Reader(channel)

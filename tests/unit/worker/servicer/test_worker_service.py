@@ -72,6 +72,9 @@ async def test_info_says_what_is_known_while_loading_and_the_rest_after(
     assert info.incarnation == engine.incarnation
     assert (info.capacity.kv_tokens, info.memory.bounded_by) == (READY.capacity.kv_tokens, "the test")
     assert (info.model.max_context_tokens, info.model.dtype) == (READY.max_context_tokens, "float32")
+    assert not info.advice
+    engine.report(advice={"decode": "fewer requests"})
+    assert list((await stub.GetInfo(worker_pb2.GetInfoRequest())).advice) == ["fewer requests"]
 
 
 async def test_the_tokenizer_comes_in_pieces_that_join(stub: worker_pb2_grpc.WorkerStub) -> None:
