@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from radixfleet.types import FinishReason
 from tests.support.memory_faults import shortage
 from tests.support.sim_worker import SimWorker, make_submit
-from worker.core.messages import Submit
+from worker.core.messages import Child, Submit
 
 _VOCAB = 6
 _SHARED = np.array([1, 2, 3, 4, 5, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5] * 3, dtype=np.int32)
@@ -67,15 +67,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         namespace=st.sampled_from([("m", ""), ("m", "salt")]),
         temperature=st.sampled_from([0.0, 1.0]),
         priority=st.integers(0, 2),
+        logprobs=st.sampled_from([None, 0, 2]),
+        prompt_logprobs=st.sampled_from([None, None, 1]),
+        num_children=st.sampled_from([0, 0, 0, 1, 3]),
     )
     def submit(self, shared: int, tail: list[int], max_new_tokens: int, **parameters: object) -> None:
         prompt = np.concatenate([_SHARED[:shared], np.asarray(tail, dtype=np.int32)])
         self.next_uid += 1
-        submit: Submit = make_submit(self.next_uid, prompt, max_new_tokens, **self._named(parameters))
+        num_children = parameters.pop("num_children") if len(prompt) else 0
+        if not len(prompt):
+            parameters["prompt_logprobs"] = None
+        uid = self.next_uid
+        children = tuple(Child(uid + number, seed=uid + number) for number in range(1, num_children + 1))
+        self.next_uid += num_children
+        submit: Submit = make_submit(uid, prompt, max_new_tokens, children=children, **self._named(uid, parameters))
         self.worker.submit(submit)
 
-    def _named(self, parameters: dict[str, object]) -> dict[str, object]:
-        return {"stop_token_ids": parameters.pop("stop"), "seed": self.next_uid, **parameters}
+    def _named(self, uid: int, parameters: dict[str, object]) -> dict[str, object]:
+        return {"stop_token_ids": parameters.pop("stop"), "seed": uid, **parameters}
 
     @precondition(lambda self: len(self.worker.launched) < 2)
     @rule()

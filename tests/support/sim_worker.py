@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import msgspec
 import numpy as np
 
 from radixfleet.clock import ManualClock
 from radixfleet.types import FinishReason
+from worker.core.logits import TokenLogprobs
 from worker.core.messages import Ended, Submit
 from worker.core.step import StepPlan
-from worker.runner.sim import SimRunner, SimRunnerConfig
+from worker.runner.sim import SimRunner, SimRunnerConfig, logprob
 from worker.scheduling.limits import Limits, Order
 from worker.scheduling.scheduler import Scheduler
 
@@ -36,6 +39,7 @@ def make_submit(
     min_new_tokens: int = 0,
     stop_token_ids: tuple[int, ...] = (),
     priority: int = 0,
+    **more: Any,
 ) -> Submit:
     """A request with the defaults that most tests want: greedy, no stop tokens."""
     return Submit(
@@ -51,6 +55,7 @@ def make_submit(
         min_new_tokens=min_new_tokens,
         stop_token_ids=stop_token_ids,
         priority=priority,
+        **more,
     )
 
 
@@ -90,6 +95,9 @@ class Told:
     cached_tokens: int | None = None
     admissions: int = 0
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
+    """Of the prompt's tokens from position 1 on."""
     ended: Ended | None = None
 
 
@@ -150,6 +158,11 @@ class SimWorker:
     def submit(self, submit: Submit) -> None:
         self.submits[submit.uid] = submit
         self.told[submit.uid] = Told()
+        for child in submit.children:
+            self.submits[child.uid] = msgspec.structs.replace(
+                submit, uid=child.uid, seed=child.seed, children=(), prompt_logprobs=None
+            )
+            self.told[child.uid] = Told()
         self.scheduler.submit(submit)
         self._after()
 
@@ -222,6 +235,25 @@ class SimWorker:
             assert told.ended.matched_token_id == (tokens[-1] if reason is FinishReason.STOP else None)
         else:
             assert told.tokens == tokens[: len(told.tokens)]
+        self._assert_logprobs(uid)
+
+    def _assert_logprobs(self, uid: int) -> None:
+        """What was told of the request's tokens is what the model says of them, whoever computed them and how often."""
+        submit, told = self.submits[uid], self.told[uid]
+        prompt = submit.token_ids.tolist()
+        tokens = [*prompt, *told.tokens]
+        hashes = np.cumsum(np.array([_mix(token, position) for position, token in enumerate(tokens)], dtype=np.uint64))
+        expected = logprob(hashes[:-1], np.array(tokens[1:])).tolist()
+        if submit.prompt_logprobs is None:
+            assert told.prompt_logprobs == []
+        else:
+            assert told.prompt_logprobs == expected[: len(told.prompt_logprobs)]
+            assert len(told.prompt_logprobs) == len(prompt) - 1 or not told.tokens
+        if submit.logprobs is None:
+            assert told.logprobs == []
+        else:
+            assert [each.logprob for each in told.logprobs] == expected[len(prompt) - 1 :]
+            assert all(len(each.top_ids) == submit.logprobs for each in told.logprobs)
 
     def _after(self) -> None:
         if self._check_each_act:
@@ -234,11 +266,20 @@ class SimWorker:
             assert told.ended is None
             told.admissions += 1
             told.cached_tokens = admitted.cached_tokens
+        for run in outputs.prompt_logprobs:
+            told = self.told[run.uid]
+            assert not told.tokens, "the prompt's come first"
+            assert told.ended is None
+            assert run.start == len(told.prompt_logprobs) + 1, "runs join"
+            assert len(run.top_ids) == len(run.logprobs) * (self.submits[run.uid].prompt_logprobs or 0)
+            told.prompt_logprobs += run.logprobs.tolist()
         for output in outputs.outputs:
             told = self.told[output.uid]
             assert told.ended is None, "a token after the end"
             assert told.admissions == 1
             told.tokens.append(output.token_id)
+            if output.logprobs is not None:
+                told.logprobs.append(output.logprobs)
         for ended in outputs.ended:
             told = self.told[ended.uid]
             assert told.ended is None, "two outcomes"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -61,3 +61,14 @@ class StepLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """`width` for each entry: at least as many as its row asked for."""
     top_logprobs: Float32Array
     width: int
+
+
+class Logprobs(NamedTuple):
+    """Log probabilities of n tokens, on the host."""
+
+    tokens: Float32Array
+    """[n]"""
+    top_ids: Int32Array
+    """[n, k], the likeliest first."""
+    top: Float32Array
+    """[n, k]"""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from worker.core.logits import StepLogprobs
+from worker.core.logits import Logprobs, StepLogprobs
 from worker.core.step import Int32Array, RowStart, StepPlan
-from worker.sampling.logprobs import Logprobs
 
 _IndexArray = npt.NDArray[np.intp]
 

@@ -6,8 +6,9 @@ Each slot holds what a model's KV depends on: the token, its position, and a has
 
 The next token is a function of the last hash (and, unless greedy, of the request's seed and the position). So the
 tokens of a request depend on its prompt and parameters alone, never on batching, chunking, caching or retraction, and
-any slot that is wrong, reused too early or not yet written changes them. With `verify` set, each step is also checked
-against the promises that the scheduler makes (see `_verify`), and a broken one raises PlanError.
+any slot that is wrong, reused too early or not yet written changes them. The log probability of a token is a function
+of it and the same hash. Penalties and bias change nothing here, and grammars are refused. With `verify` set, each step
+is also checked against the promises that the scheduler makes (see `_verify`), and a broken one raises PlanError.
 
 Time: each step lasts as long as `CostModel` says; without one it takes no time. The device is one with a queue, as a
 CUDA stream is: a step that was handed over while another ran begins the moment that one ends, whatever the processes
@@ -27,9 +28,11 @@ import numpy.typing as npt
 
 from radixfleet.clock import Clock, ManualClock
 from radixfleet.types import Capacity, Grammar, MemoryPools
+from worker.core.logits import Float32Array, Logprobs, StepLogprobs
 from worker.core.messages import Ready
 from worker.core.out_of_memory import OutOfMemory
 from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan, StepResult
+from worker.runner.row_logprobs import RowLogprobs
 
 _U64Array = npt.NDArray[np.uint64]
 
@@ -134,6 +137,7 @@ class SimRunner:
         self._salts: _U64Array = np.zeros(num_rows, dtype=np.uint64)
         """Of sampled rows: their seed, mixed; 0 where greedy."""
         self._parameters: dict[int, RowStart] = {}
+        self._logprobs = RowLogprobs(num_rows)
         self._broken: BoolArray = np.zeros(num_rows, dtype=np.bool_)
         """Rows that had a failure and compute rubbish until their next start."""
         self._last_step = 0
@@ -190,13 +194,22 @@ class SimRunner:
         failed = self._failures(plan)
         if error is not None:
             failed[:] = True
-        token_ids = self._compute(plan)
+        token_ids, told = self._compute(plan)
         self._break(plan, failed)
         cost = self._config.cost
         ends_s = started_s + (cost.duration_s(plan) if cost is not None else 0.0)
         self._device_free_s = max(ends_s, self._clock.now())
         self._results.append(
-            StepResult(plan.step, token_ids, failed, started_s, self._device_free_s, error, out_of_memory=shortage)
+            StepResult(
+                plan.step,
+                token_ids,
+                failed,
+                started_s,
+                self._device_free_s,
+                error,
+                logprobs=told,
+                out_of_memory=shortage,
+            )
         )
 
     def time_left_s(self) -> float:
@@ -220,11 +233,12 @@ class SimRunner:
         self._table[row, :length] = start.prefix_slots
         self._lengths[row] = length
         self._parameters[row] = start
+        self._logprobs.start(start)
         self._broken[row] = False
         is_greedy = start.temperature == 0.0
         self._salts[row] = 0 if is_greedy else mix(np.array([start.seed], dtype=np.uint64), np.uint64(1))[0]
 
-    def _compute(self, plan: StepPlan) -> Int32Array:
+    def _compute(self, plan: StepPlan) -> tuple[Int32Array, StepLogprobs | None]:
         """Write the slots, and return the token that each sequence samples. All sequences at once, by arrays."""
         ends = np.cumsum(plan.lengths)
         offsets = ends - plan.lengths
@@ -248,7 +262,27 @@ class SimRunner:
         for index in np.flatnonzero(plan.samples):
             token_ids[index] = self._unmasked(int(plan.rows[index]), int(next_positions[index]), int(token_ids[index]))
         self._relay[plan.rows[plan.samples]] = token_ids[plan.samples]
-        return token_ids
+        return token_ids, self._tell(plan, token_ids, hashes)
+
+    def _tell(self, plan: StepPlan, token_ids: Int32Array, hashes: _U64Array) -> StepLogprobs | None:
+        """Log probabilities, where rows ask for them; `hashes`: of each token of the batch."""
+        sampling = np.flatnonzero(plan.samples)
+        wanted = self._logprobs.wanted(plan, sampling)
+        if wanted is None:
+            return None
+        speaking = sampling[wanted.sampled]
+        foretelling = np.concatenate([wanted.prompt_indices, np.cumsum(plan.lengths)[speaking] - 1])
+        tokens = np.concatenate([wanted.prompt_tokens, token_ids[speaking]])
+        top_ids = (tokens[:, None] + np.arange(wanted.width)) % self._config.vocab_size
+        return wanted.put_together(
+            [
+                Logprobs(
+                    tokens=logprob(hashes[foretelling], tokens),
+                    top_ids=top_ids.astype(np.int32),
+                    top=np.sort(logprob(hashes[foretelling][:, None], top_ids), axis=1)[:, ::-1],
+                )
+            ]
+        )
 
     def _unmasked(self, row: int, position: int, token_id: int) -> int:
         """The token itself, or the next that is no stop token while min_new_tokens are not there yet."""
@@ -316,6 +350,13 @@ def _memory_for(num_tokens: int) -> Callable[[StepPlan], OutOfMemory | None]:
         return OutOfMemory(needed, free, in_sampling=False)
 
     return shortage
+
+
+def logprob(hashes: _U64Array, tokens: npt.NDArray[np.integer]) -> Float32Array:
+    """What this model says of `tokens` after histories with `hashes`: from -10 to 0."""
+    mixed = mix(hashes + tokens.astype(np.uint64), np.uint64(2))
+    result: Float32Array = -((mixed % np.uint64(10_000)).astype(np.float32)) / np.float32(1000)
+    return result
 
 
 def mix(values: _U64Array, salts: _U64Array | np.uint64) -> _U64Array:

@@ -16,14 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.core.logits import StepLogprobs
+from worker.core.logits import Logprobs, StepLogprobs
 from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan
 from worker.model.llama import LlamaModel
 from worker.runner.row_edits import RowEdits
 from worker.runner.row_grammars import Accepted, Masks
 from worker.runner.row_logprobs import RowLogprobs, Wanted
 from worker.runner.rows import RowState
-from worker.sampling.logprobs import Logprobs, logprobs_of
+from worker.sampling.logprobs import logprobs_of
 from worker.sampling.sampler import sample
 
 

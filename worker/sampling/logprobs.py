@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from worker.core.logits import Float32Array, Int32Array
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Of n tokens, on the host."""
-
-    tokens: Float32Array
-    """[n]"""
-    top_ids: Int32Array
-    """[n, k], the likeliest first."""
-    top: Float32Array
-    """[n, k]"""
+from worker.core.logits import Logprobs
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:

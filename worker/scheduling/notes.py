@@ -50,8 +50,8 @@ def notes_of(result: StepResult, pieces: Sequence[Piece]) -> list[Note]:
 
 
 def _add_logprobs(notes: list[Note], told: StepLogprobs, pieces: Sequence[Piece]) -> None:
-    top_ids = told.top_ids.reshape(-1, told.width)
-    top_logprobs = told.top_logprobs.reshape(-1, told.width)
+    shape = (len(told.sequences), told.width)
+    top_ids, top_logprobs = told.top_ids.reshape(shape), told.top_logprobs.reshape(shape)
     speaking, firsts = np.unique(told.sequences, return_index=True)
     ends = [*firsts[1:].tolist(), len(told.sequences)]
     for sequence, first, end in zip(speaking.tolist(), firsts.tolist(), ends, strict=True):
