@@ -74,7 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, shared: int, tail: list[int], max_new_tokens: int, **parameters: object) -> None:
         prompt = np.concatenate([_SHARED[:shared], np.asarray(tail, dtype=np.int32)])
         self.next_uid += 1
-        num_children = parameters.pop("num_children") if len(prompt) else 0
+        num_children = int(parameters.pop("num_children"))
         if not len(prompt):
             parameters["prompt_logprobs"] = None
         uid = self.next_uid

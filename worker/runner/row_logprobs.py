@@ -67,8 +67,12 @@ class RowLogprobs:
     def wanted(self, plan: StepPlan, sampling: _IndexArray) -> Wanted | None:
         """What the rows of a step ask for; `sampling`: the sequences that sample. None when that is nothing."""
         sampled = np.flatnonzero(self._sampled[plan.rows[sampling]] >= 0)
-        telling = np.flatnonzero(self._prompt[plan.rows] >= 0) if self._prompts else sampled[:0]
-        if not len(sampled) and not len(telling):
+        telling = [
+            sequence
+            for sequence, row in enumerate(plan.rows.tolist() if self._prompts else ())
+            if row in self._prompts and plan.starts[sequence] + 1 < len(self._prompts[row])
+        ]
+        if not len(sampled) and not telling:
             return None
         offsets = np.cumsum(plan.lengths) - plan.lengths
         indices, tokens, sequences, positions = [sampled[:0]], [plan.rows[:0]], [sampled[:0]], [plan.rows[:0]]

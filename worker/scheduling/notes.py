@@ -40,7 +40,7 @@ _NOTHING = Note()
 def notes_of(result: StepResult, pieces: Sequence[Piece]) -> list[Note]:
     """One for each of the step's pieces, in order."""
     notes = [_NOTHING] * len(pieces)
-    if result.logprobs is not None:
+    if result.logprobs is not None and len(result.logprobs.sequences):
         _add_logprobs(notes, result.logprobs, pieces)
     for sequence in result.ended:
         notes[sequence] = notes[sequence]._replace(has_ended=True)

@@ -111,6 +111,16 @@ def test_the_log_probabilities_of_a_prompt_are_told_once_although_it_was_retract
     assert retractions > 0
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 39, 40])
+def test_a_prompt_may_be_told_of_alone(chunk: int) -> None:
+    """Steps in which such a row has nothing to tell, its last chunk and its decodes, are like any others."""
+    worker = SimWorker(page_size=1, chunk=chunk)
+    worker.submit(make_submit(1, PROMPT, 4, prompt_logprobs=1))
+    worker.run(in_flight=2)
+    worker.assert_tokens(1)
+    assert len(worker.told[1].prompt_logprobs) == 39
+
+
 def test_a_prompt_of_one_token_has_nothing_to_tell_of() -> None:
     worker = SimWorker(chunk=128)
     worker.submit(make_submit(1, [5], 3, prompt_logprobs=2))

@@ -1,0 +1,155 @@
+"""Trying grammars in a process of their own, and remembering what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from radixfleet.errors import InvalidRequest, Overloaded, Unavailable
+from radixfleet.text import TokenizerSpec
+from radixfleet.types import Grammar, GrammarKind
+from tests.support.fake_engine import FakeEngine
+from tests.support.grammars import PERSON, regex, schema
+from tests.support.tiny_model import tiny_model
+from tests.support.waiting import until
+from worker.core.messages import Prepare, Prepared
+from worker.model.tokenizer_files import load_tokenizer_spec
+from worker.servicer.grammars import GrammarChecker, Grammars
+
+ENDLESS = schema({"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 30)]})
+"""What llguidance cannot compile within minutes."""
+
+
+@pytest.fixture(scope="module")
+def spec() -> TokenizerSpec:
+    return load_tokenizer_spec(tiny_model())
+
+
+@pytest.fixture
+async def checker(spec: TokenizerSpec) -> AsyncIterator[GrammarChecker]:
+    checker = GrammarChecker(spec, try_s=3.0)
+    yield checker
+    await checker.close()
+
+
+class Answering(FakeEngine):
+    """Ready, and answers Prepare with `refusal`."""
+
+    def __init__(self, refusal: str = "") -> None:
+        super().__init__()
+        self.refusal = refusal
+        self.become_ready()
+
+    def _send(self, message: object) -> None:
+        super()._send(message)
+        if isinstance(message, Prepare):
+            self._hear(Prepared(message.ticket, self.refusal))
+
+    @property
+    def prepared(self) -> list[Grammar]:
+        return [message.grammar for message in self.heard if isinstance(message, Prepare)]
+
+
+class Counting(GrammarChecker):
+    """Says `verdicts` by source, and counts; waits for `gate`."""
+
+    def __init__(self, verdicts: dict[str, str] | None = None) -> None:
+        self.verdicts = verdicts or {}
+        self.asked: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def why_not(self, grammar: Grammar) -> str:
+        self.asked.append(grammar.source)
+        await self.gate.wait()
+        return self.verdicts.get(grammar.source, "")
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+async def test_good_and_bad_grammars_are_told_apart(checker: GrammarChecker) -> None:
+    assert await checker.why_not(schema(PERSON)) == ""
+    assert "unclosed group" in await checker.why_not(regex("a("))
+    assert await checker.why_not(Grammar(GrammarKind.JSON_OBJECT, "")) == ""
+
+
+async def test_what_takes_too_long_is_ended_and_the_next_one_is_served(spec: TokenizerSpec) -> None:
+    """Behaviour 59, of grammars: bounded in time, whatever llguidance's own limits are."""
+    checker = GrammarChecker(spec, try_s=1.0)
+    try:
+        assert await checker.why_not(regex("a+")) == ""
+        process = checker._process
+        assert await checker.why_not(ENDLESS) == "compiling it takes longer than 1 s"
+        assert process is not None
+        assert process.returncode is not None
+        assert await checker.why_not(regex("b+")) == ""
+    finally:
+        await checker.close()
+
+
+async def test_who_leaves_does_not_disturb_those_behind(checker: GrammarChecker) -> None:
+    grammars = Grammars(Answering(), checker)
+    leaving = asyncio.create_task(grammars.admit(schema(PERSON)))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(*(grammars.admit(regex(f"a{{{number}}}")) for number in range(1, 5)))
+    with pytest.raises(InvalidRequest, match="unclosed"):
+        await grammars.admit(regex("("))
+
+
+async def test_each_grammar_is_tried_and_prepared_once() -> None:
+    engine, checker = Answering(), Counting({"bad": "it is bad"})
+    grammars = Grammars(engine, checker)
+    for _ in range(3):
+        await grammars.admit(regex("a"))
+        with pytest.raises(InvalidRequest, match="it is bad") as caught:
+            await grammars.admit(regex("bad"))
+        assert caught.value.field == "sampling.grammar.regex"
+    assert checker.asked == ["a", "bad"]
+    assert engine.prepared == [regex("a")]
+
+
+async def test_a_new_engine_is_asked_again() -> None:
+    engine, checker = Answering(), Counting()
+    grammars = Grammars(engine, checker)
+    await grammars.admit(regex("a"))
+    engine.crash()
+    with pytest.raises(Unavailable):
+        await grammars.admit(regex("a"))
+    engine.become_ready()
+    await grammars.admit(regex("a"))
+    assert checker.asked == ["a"]
+    assert engine.prepared == [regex("a")] * 2
+
+
+async def test_a_refusal_of_the_runner_is_one_too() -> None:
+    grammars = Grammars(Answering("no grammars here"), None)
+    with pytest.raises(InvalidRequest, match="no grammars here"):
+        await grammars.admit(schema({}))
+
+
+async def test_what_was_not_used_for_long_is_forgotten() -> None:
+    engine, checker = Answering(), Counting()
+    grammars = Grammars(engine, checker)
+    for number in range(40):
+        await grammars.admit(regex(str(number)))
+    await grammars.admit(regex("39"))
+    await grammars.admit(regex("0"))
+    assert checker.asked == [*map(str, range(40)), "0"]
+
+
+async def test_many_who_ask_for_the_same_wait_for_one_try_and_too_many_new_ones_are_turned_away() -> None:
+    checker = Counting()
+    checker.gate.clear()
+    grammars = Grammars(Answering(), checker)
+    same = [asyncio.create_task(grammars.admit(regex("same"))) for _ in range(5)]
+    others = [asyncio.create_task(grammars.admit(regex(str(number)))) for number in range(31)]
+    await until(lambda: len(checker.asked) == 32)
+    with pytest.raises(Overloaded):
+        await grammars.admit(regex("one more"))
+    checker.gate.set()
+    await asyncio.gather(*same, *others)
+    assert checker.asked.count("same") == 1
