@@ -1,6 +1,6 @@
 import numpy as np
 
-from worker.sampling.counter_random import uniform
+from worker.sampling.counter_random import child_seeds, uniform
 
 
 def draws(seeds: object, positions: object) -> np.ndarray:
@@ -23,6 +23,17 @@ def test_numbers_are_in_range_and_uniform() -> None:
         chi_square = ((counts - 1000) ** 2 / 1000).sum()
         assert chi_square < 161  # 99 degrees of freedom: above this once in 10,000
         assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.0125  # 4 standard deviations
+
+
+def test_children_have_seeds_of_their_own_and_the_first_has_its_parents() -> None:
+    """Behaviour 31: they follow from the request's seed, whatever it is; neighbouring seeds share none."""
+    for seed in (0, 1, 2**63 - 1, 2**64 - 1):
+        seeds = child_seeds(seed, 64)
+        assert seeds[0] == seed
+        assert seeds[:5] == child_seeds(seed, 5)
+        assert len({*seeds, *child_seeds((seed + 1) % 2**64, 64)}) >= 127
+        assert all(0 <= child < 2**64 for child in seeds)
+    assert child_seeds(7, 1) == [7]
 
 
 def test_seeds_and_positions_do_not_stand_in_for_each_other() -> None:
