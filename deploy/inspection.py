@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,8 @@ from worker.memory.plan import chunked_prefill_size_for
 from worker.model.configuration import ModelConfig, load_config
 from worker.model.linear import choose_linear_backend
 from worker.runner.devices import choose_dtype, open_device, usable_memory
+from worker.runner.kernels.compiler import KernelsUnavailable
+from worker.runner.kernels.library import Kernels
 
 _PACKAGES = ("radixfleet", "torch", "grpcio", "protobuf", "tokenizers", "numpy")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon", "bf16")
@@ -100,11 +100,14 @@ def _threads() -> Finding:
 
 
 def _compiler() -> Finding:
-    path = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
-    if path is None:
-        return Finding("compiler", "none; nothing needs one")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
-    return Finding("compiler", (version.stdout.splitlines() or [path])[0])
+    """Compiles the kernels, as the first worker would."""
+    try:
+        kernels = Kernels(1)
+    except KernelsUnavailable as error:
+        advice = "install a C compiler (gcc or clang): without it, attention and steps on a CPU take two to four times"
+        return Finding("kernels", f"none: {error}", advice)
+    what = "attention and whole steps" if kernels.has_linears else "attention"
+    return Finding("kernels", f"{what} in C, using {kernels.features}")
 
 
 def _memory() -> Finding:

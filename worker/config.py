@@ -14,6 +14,7 @@ from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulePolicy: TypeAlias = Literal["lpm", "fcfs", "priority"]
+AttentionName: TypeAlias = Literal["auto", "cpu", "sdpa"]
 RunnerKind: TypeAlias = Literal["torch", "sim"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -65,6 +66,9 @@ class WorkerSettings(ProcessSettings):
     )
     threads: int | None = Field(
         None, ge=1, le=1024, description="Threads of the runner on the CPU; default: cores. Use cores / workers."
+    )
+    attention: AttentionName = Field(
+        "auto", description="cpu: kernels in C, for CPUs; sdpa: torch; auto takes cpu where a C compiler is found."
     )
     inline: bool = Field(default=False, description="Run front, engine and runner in one process, for debugging.")
     overlap: bool = Field(default=True, description="Plan the next step while the device computes the last one.")
@@ -129,4 +133,4 @@ class WorkerSettings(ProcessSettings):
         return self.served_model_name or Path(os.path.normpath(self.model)).name.removesuffix(".gguf")
 
 
-__all__ = ["DType", "LogLevel", "RunnerKind", "SchedulePolicy", "WorkerSettings"]
+__all__ = ["AttentionName", "DType", "LogLevel", "RunnerKind", "SchedulePolicy", "WorkerSettings"]

@@ -73,6 +73,11 @@ class LlamaModel:
         """Bytes of weights and tables on the device."""
         return self.weights.nbytes + self._rotary.nbytes
 
+    @property
+    def rotary_tables(self) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine of all positions: see `RotaryEmbedding`."""
+        return self._rotary.tables
+
     def first_layers(self, num_layers: int) -> LlamaModel:
         """The same weights with only the first layers: to measure what a layer takes."""
         return LlamaModel(self.config, replace(self.weights, layers=self.weights.layers[:num_layers]), self._rotary)

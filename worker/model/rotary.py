@@ -51,6 +51,11 @@ class RotaryEmbedding:
         """Bytes of the tables."""
         return self._cosine.nbytes + self._signed_sine.nbytes
 
+    @property
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """The factors of all positions, each [max_positions, head_dim]."""
+        return self._cosine, self._signed_sine
+
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """The factors for `rotate`, each [num_tokens, 1, head_dim]; the same for all layers of a step."""
         return (

@@ -16,6 +16,7 @@ from worker.core.step import StepPlan
 from worker.memory.kv_pool import TokenToKVPool
 from worker.model.llama import LlamaModel
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
+from worker.runner.kernels.layers import KernelLayers
 from worker.runner.rows import RowState, flat_rows_and_positions
 from worker.runner.step_sampler import Sampled, StepSampler
 
@@ -45,12 +46,15 @@ class StepComputer:
         sampler: StepSampler,
         attention: AttentionBackend,
         device: torch.device,
+        layers: KernelLayers | None = None,
     ) -> None:
+        """`layers` computes all layers in one call, in place of the model's own and `attention`."""
         self._model = model
         self._pool = pool
         self._rows = rows
         self._sampler = sampler
         self._attention = attention
+        self._layers = layers
         self.device = device
         self.in_sampling = False
         """The step that is computed, or was last, has come to its logits."""
@@ -68,11 +72,16 @@ class StepComputer:
         flat_rows, flat_positions = flat_rows_and_positions(plan)
         positions, slots = self._to_device(flat_positions), self._to_device(plan.slots)
         self._rows.place(self._to_device(flat_rows), positions, slots)
-        self._attention.plan(AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table))
-        paged = _PagedAttention(self._pool, self._attention, slots)
-        hidden = self._model.hidden(self._input_ids(plan), positions, paged)
+        batch = AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table)
+        hidden = self._hidden(self._input_ids(plan), positions, slots, batch)
         self.in_sampling = True
         return self._sampler.finish(plan, begun, self._model, hidden)
+
+    def _hidden(self, input_ids: Tensor, positions: Tensor, slots: Tensor, batch: AttentionBatch) -> Tensor:
+        if self._layers is not None:
+            return self._layers.hidden(input_ids, positions, slots, batch)
+        self._attention.plan(batch)
+        return self._model.hidden(input_ids, positions, _PagedAttention(self._pool, self._attention, slots))
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
         input_ids = self._to_device(plan.input_ids)

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 Dtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
-AttentionName: TypeAlias = Literal["sdpa"]
+AttentionName: TypeAlias = Literal["auto", "cpu", "sdpa"]
 
 
 class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
@@ -34,4 +34,5 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     """Longest prompt + completion. None: what the model was made for, or what the KV pool holds when that is less."""
     num_threads: int = 1
     """Threads of torch on a CPU."""
-    attention: AttentionName = "sdpa"
+    attention: AttentionName = "auto"
+    """cpu: kernels in C for a CPU, attention and, with bfloat16, all layers. sdpa: torch. auto: cpu where it works."""

@@ -33,13 +33,16 @@ from worker.memory.plan import (
 )
 from worker.model.configuration import ModelConfig, load_config
 from worker.model.errors import ModelError, UnsupportedModel
-from worker.model.linear import choose_linear_backend
+from worker.model.linear import LinearBackend, choose_linear_backend
 from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
 from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.activation_peak import activation_peak
-from worker.runner.attention.backends import make_attention_backend
+from worker.runner.attention.backends import make_attention_backend, open_kernels
 from worker.runner.devices import choose_dtype, open_device, usable_memory
+from worker.runner.kernels.layers import KernelLayers, supports
+from worker.runner.kernels.library import Kernels
+from worker.runner.kernels.linear import KernelLinearBackend
 from worker.runner.largest_step import largest_step
 from worker.runner.memory_errors import advised
 from worker.runner.row_edits import RowEdits
@@ -85,12 +88,21 @@ class _Loading:
         self._device = open_device(config.device)
         self._dtype = choose_dtype(self._device, config.dtype)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
+        self._kernels: Kernels | None = None
+        self._whole_steps = False
 
     def run(self) -> tuple[StepComputer, Ready]:
         if self._device.type == "cpu":
             torch.set_num_threads(self._config.num_threads)
         shape = load_config(self._path)
         self._refuse_too_large(shape)
+        self._kernels = open_kernels(self._config.attention, shape, self._device, self._dtype, self._config.num_threads)
+        self._whole_steps = (
+            self._kernels is not None
+            and self._kernels.has_linears
+            and self._dtype == torch.bfloat16
+            and supports(shape)
+        )
         max_context = _max_context(shape, self._config.max_context_tokens)
         model = self._load_model(max_context)
         chunk = min(self._config.chunked_prefill_size or chunked_prefill_size_for(self._total_bytes), max_context)
@@ -128,7 +140,7 @@ class _Loading:
 
     def _load_model(self, max_context: int) -> LlamaModel:
         started_s = reported_s = self._clock.now()
-        linear_backend = choose_linear_backend(self._device, self._dtype)
+        linear_backend = self._linear_backend()
 
         def progress(done: int, total: int) -> None:
             nonlocal reported_s
@@ -154,6 +166,11 @@ class _Loading:
             seconds=round(self._clock.now() - started_s, 1),
         )
         return model
+
+    def _linear_backend(self) -> LinearBackend:
+        if self._kernels is not None and self._whole_steps:
+            return KernelLinearBackend(self._kernels)
+        return choose_linear_backend(self._device, self._dtype)
 
     def _likely_kv_tokens(self, model: LlamaModel) -> int:
         """What the pool will hold at most: the plan itself needs the peak of a step whose size depends on it."""
@@ -208,9 +225,17 @@ class _Loading:
             dtype=self._dtype,
             device=self._device,
         )
-        attention = make_attention_backend(self._config.attention, model.config)
+        layers = None
+        if self._kernels is not None and self._whole_steps:
+            layers = KernelLayers(self._kernels, model, pool)
         return StepComputer(
-            model=model, pool=pool, rows=rows, sampler=sampler, attention=attention, device=self._device
+            model=model,
+            pool=pool,
+            rows=rows,
+            sampler=sampler,
+            attention=make_attention_backend(self._kernels, model.config),
+            device=self._device,
+            layers=layers,
         )
 
 

@@ -252,7 +252,7 @@ def test_doctor_names_device_dtype_and_memory_and_has_json(radixfleet):
     assert code == 0
     assert "2.0 GiB" in topics["device"]["fact"]
     assert topics["dtype"]["fact"].split(",")[0] in ("bfloat16", "float32")
-    assert {"CPU", "GPU", "memory", "threads", "compiler", "versions", "chunk"} <= topics.keys()
+    assert {"CPU", "GPU", "memory", "threads", "kernels", "versions", "chunk"} <= topics.keys()
 
 
 def test_doctor_refuses_a_size_that_is_none(radixfleet):

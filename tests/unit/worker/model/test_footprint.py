@@ -39,7 +39,7 @@ def measured(config: ModelConfig, dtype: torch.dtype, chunk: int, rows: int, con
         ),
         rows=row_state,
         sampler=StepSampler(rows=row_state, edits=edits, max_rows=rows, device=CPU),
-        attention=make_attention_backend("sdpa", config),
+        attention=make_attention_backend(None, config),
         device=CPU,
     )
     return activation_peak(CPU, lambda: computer.compute(largest_step(rows, chunk, context)))

@@ -1,0 +1,309 @@
+#include "attention.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "amx.h"
+#include "attention_kernels.h"
+
+typedef struct {
+  int32_t sequence;
+  int32_t kv_head;
+  int32_t num_kv_heads; /* several only where there is one token */
+  int32_t first_head;   /* of the query heads of kv_head */
+  int32_t num_heads;    /* query heads of each KV head */
+  int32_t first_token;  /* within the sequence's new tokens */
+  int32_t end_token;
+} item_t;
+
+struct rf_attention_plan {
+  rf_batch batch;
+  rf_attention_shape shape;
+  const rf_attention_kernel *kernel;
+  int heads_per_tile;   /* query heads of one KV head in a tile */
+  int tokens_per_tile;  /* of a sequence with several new tokens */
+  int kv_heads_per_item; /* of a sequence with one */
+  int num_items;
+  item_t *items;
+};
+
+size_t rf_scratch_bytes(void) { return sizeof(rf_attention_scratch); }
+
+static const rf_attention_kernel *choose_kernel(const rf_attention_shape *shape) {
+  if (!shape->is_bf16) return &rf_attention_f32;
+#ifdef RF_HAS_AMX
+  if (rf_amx_usable && shape->head_dim % 16 == 0) return &rf_attention_amx;
+#endif
+#ifdef RF_HAS_AVX512_BF16
+  if (shape->head_dim % 16 == 0) return &rf_attention_avx512_bf16;
+#endif
+  return &rf_attention_bf16_as_f32;
+}
+
+/* KV heads that share a tile save most of the softmax's work, but each item should have a few others beside it. */
+static int choose_kv_heads_per_item(const rf_attention_plan *plan, int num_members) {
+  int num_kv_heads = plan->shape.num_kv_heads;
+  int most = rf_min(rf_min(RF_SLOTS, RF_LANES / plan->heads_per_tile), num_kv_heads);
+  if (num_members == 1) return most;
+  int num_single = 0;
+  for (int i = 0; i < plan->batch.num_sequences; i++) num_single += plan->batch.lengths[i] == 1;
+  return rf_max(1, rf_min(most, num_single * num_kv_heads / (3 * num_members)));
+}
+
+/* A prompt's last tokens, which see most, come first, so that the end of the phase is made of small pieces. Counts only
+ * where `items` is NULL. */
+static int list_items(const rf_attention_plan *plan, item_t *items) {
+  const rf_batch *batch = &plan->batch;
+  int num_kv_heads = plan->shape.num_kv_heads, group = plan->shape.num_heads / num_kv_heads;
+  int tokens_per_item = plan->tokens_per_tile * RF_SLOTS, count = 0;
+  for (int sequence = 0; sequence < batch->num_sequences; sequence++) {
+    int length = batch->lengths[sequence], step = length == 1 ? plan->kv_heads_per_item : 1;
+    for (int i = rf_ceil_div(length, tokens_per_item) - 1; i >= 0; i--) {
+      for (int kv_head = 0; kv_head < num_kv_heads; kv_head += step) {
+        for (int head = 0; head < group; head += plan->heads_per_tile, count++) {
+          if (items == NULL) continue;
+          items[count] = (item_t){
+              .sequence = sequence,
+              .kv_head = kv_head,
+              .num_kv_heads = rf_min(step, num_kv_heads - kv_head),
+              .first_head = head,
+              .num_heads = rf_min(plan->heads_per_tile, group - head),
+              .first_token = i * tokens_per_item,
+              .end_token = rf_min((i + 1) * tokens_per_item, length),
+          };
+        }
+      }
+    }
+  }
+  return count;
+}
+
+rf_attention_plan *rf_attention_plan_create(const rf_batch *batch, const rf_attention_shape *shape,
+                                            int32_t num_members) {
+  if (shape->head_dim < 1 || shape->head_dim > RF_MAX_HEAD_DIM || shape->num_kv_heads < 1 ||
+      shape->num_heads % shape->num_kv_heads != 0)
+    return NULL;
+  rf_attention_plan *plan = calloc(1, sizeof *plan);
+  if (plan == NULL) return NULL;
+  int group = shape->num_heads / shape->num_kv_heads;
+  plan->batch = *batch;
+  plan->shape = *shape;
+  plan->kernel = choose_kernel(shape);
+  plan->heads_per_tile = rf_ceil_div(group, rf_ceil_div(group, RF_LANES));
+  plan->tokens_per_tile = RF_LANES / plan->heads_per_tile;
+  plan->kv_heads_per_item = choose_kv_heads_per_item(plan, num_members);
+  plan->num_items = list_items(plan, NULL);
+  plan->items = malloc((size_t)rf_max(plan->num_items, 1) * sizeof *plan->items);
+  if (plan->items == NULL) {
+    free(plan);
+    return NULL;
+  }
+  list_items(plan, plan->items);
+  return plan;
+}
+
+void rf_attention_plan_destroy(rf_attention_plan *plan) {
+  if (plan == NULL) return;
+  free(plan->items);
+  free(plan);
+}
+
+static void rescale(rf_attention_scratch *scratch, int slot, int first, int num_rows, int head_dim, v16f scale) {
+  for (int d = 0; d < rf_ceil_div(head_dim, 16); d++)
+    for (int row = 0; row < num_rows; row++)
+      v_store(scratch->out[slot][d][row], v_load(scratch->out[slot][d][row]) * scale[first + row]);
+}
+
+/* Attention of one item. */
+typedef struct {
+  const rf_attention_plan *plan;
+  const rf_attention_layer *layer;
+  const item_t *item;
+  rf_attention_scratch *scratch;
+} work_t;
+
+static void *element(const void *base, int64_t index, int is_bf16) {
+  return (char *)base + index * (is_bf16 ? 2 : 4);
+}
+
+/* Where a query row lies in q or out: row `row` of those of the tile that begins with the given token. */
+static void *row_of(const work_t *work, const void *base, int64_t stride, int kv_head, int token, int row) {
+  const rf_attention_plan *plan = work->plan;
+  const item_t *item = work->item;
+  int group = plan->shape.num_heads / plan->shape.num_kv_heads;
+  int64_t flat = (int64_t)plan->batch.offsets[item->sequence] + token + row / item->num_heads;
+  int64_t head = (int64_t)kv_head * group + item->first_head + row % item->num_heads;
+  return element(base, flat * stride + head * plan->shape.head_dim, plan->shape.is_bf16);
+}
+
+static void begin_slot(const work_t *work, int slot, int kv_head, int token, int first, int num_rows) {
+  rf_attention_scratch *scratch = work->scratch;
+  int head_dim = work->plan->shape.head_dim;
+  const void *rows[RF_LANES];
+  for (int row = 0; row < num_rows; row++)
+    rows[row] = row_of(work, work->layer->q, work->layer->q_stride, kv_head, token, row);
+  work->plan->kernel->load_queries(scratch, slot, rows, first, num_rows, head_dim);
+  for (int d = 0; d < rf_ceil_div(head_dim, 16); d++)
+    memset(scratch->out[slot][d], 0, sizeof scratch->out[slot][d][0] * (size_t)num_rows);
+  v_store(scratch->maximum[slot], v_splat(RF_HIDDEN));
+  v_store(scratch->sum[slot], (v16f){0});
+}
+
+static void end_slot(const work_t *work, int slot, int tile, int kv_head, int token, int first, int num_rows) {
+  rf_attention_scratch *scratch = work->scratch;
+  const rf_attention_shape *shape = &work->plan->shape;
+  for (int row = 0; row < num_rows; row++) {
+    void *to = row_of(work, work->layer->out, work->layer->out_stride, kv_head, token, row);
+    float inverse = 1.0f / scratch->sum[tile][first + row];
+    for (int dim = 0; dim < shape->head_dim; dim += 16) {
+      v16f x = work->plan->kernel->read_out(scratch, slot, row, dim, shape->head_dim) * inverse;
+      size_t count = (size_t)rf_min(16, shape->head_dim - dim);
+      if (shape->is_bf16) {
+        v16h narrow = v_to_bf16(x);
+        memcpy((uint16_t *)to + dim, &narrow, count * sizeof(uint16_t));
+      } else {
+        memcpy((float *)to + dim, &x, count * sizeof(float));
+      }
+    }
+  }
+}
+
+static rf_block block_at(const work_t *work, const void *pool, int kv_head, int position, int num_positions) {
+  const rf_attention_plan *plan = work->plan;
+  int64_t start = plan->batch.table_offsets[work->item->sequence] + position;
+  return (rf_block){
+      .base = element(pool, (int64_t)kv_head * plan->shape.head_dim, plan->shape.is_bf16),
+      .slot_bytes = work->layer->kv_stride * (plan->shape.is_bf16 ? 2 : 4),
+      .slots = plan->batch.table + start,
+      .count = rf_min(RF_BLOCK, num_positions - position),
+  };
+}
+
+/* Lists what the block at `position` will read, in the order last to first: keys are needed first. */
+static void look_ahead(const work_t *work, int position, int num_positions) {
+  rf_attention_scratch *scratch = work->scratch;
+  int count = 0;
+  if (position < num_positions) {
+    rf_block keys = block_at(work, work->layer->keys, work->item->kv_head, position, num_positions);
+    rf_block values = block_at(work, work->layer->values, work->item->kv_head, position, num_positions);
+    for (int i = values.count - 1; i >= 0; i--) scratch->ahead[count++] = values.base + values.slots[i] * values.slot_bytes;
+    for (int i = keys.count - 1; i >= 0; i--) scratch->ahead[count++] = keys.base + keys.slots[i] * keys.slot_bytes;
+  }
+  scratch->num_ahead = count;
+  scratch->ahead_bytes = (int)((char *)element(NULL, (int64_t)work->item->num_kv_heads * work->plan->shape.head_dim,
+                                               work->plan->shape.is_bf16) - (char *)NULL);
+}
+
+/* One token: each slot is a KV head, and all of them share the tile. */
+static void attend_single(const work_t *work) {
+  const rf_attention_plan *plan = work->plan;
+  const rf_attention_kernel *kernel = plan->kernel;
+  const item_t *item = work->item;
+  rf_attention_scratch *scratch = work->scratch;
+  int head_dim = plan->shape.head_dim, num_rows = item->num_heads;
+  int num_positions = plan->batch.starts[item->sequence] + 1;
+  float factor = RF_LOG2E / sqrtf((float)head_dim);
+  for (int i = 0; i < item->num_kv_heads; i++) begin_slot(work, i, item->kv_head + i, 0, i * num_rows, num_rows);
+  for (int position = 0; position < num_positions; position += RF_BLOCK) {
+    rf_block block = {0};
+    look_ahead(work, position + RF_BLOCK, num_positions);
+    for (int i = 0; i < item->num_kv_heads; i++) {
+      block = block_at(work, work->layer->keys, item->kv_head + i, position, num_positions);
+      kernel->load_keys(scratch, i, &block, head_dim);
+    }
+    kernel->score(scratch, 0, 0, item->num_kv_heads, block.count, head_dim);
+    v16f scale;
+    v16i visible = (v16i){0} + (block.count - 1);
+    int scaled = kernel->soften(scratch, 0, block.count, visible, factor, &scale);
+    for (int i = 0; i < item->num_kv_heads; i++) {
+      block = block_at(work, work->layer->values, item->kv_head + i, position, num_positions);
+      kernel->load_values(scratch, &block, head_dim);
+      if (scaled && position > 0) rescale(scratch, i, i * num_rows, num_rows, head_dim, scale);
+      kernel->accumulate(scratch, i, i * num_rows, num_rows, block.count, head_dim);
+    }
+  }
+  for (int i = 0; i < item->num_kv_heads; i++) end_slot(work, i, 0, item->kv_head + i, 0, i * num_rows, num_rows);
+}
+
+typedef struct {
+  int token; /* the first */
+  int num_rows;
+  v16i token_of_row; /* from the first on; lanes without a row have the last row's */
+} tile_t;
+
+static int cut_tiles(const work_t *work, tile_t *tiles) {
+  const item_t *item = work->item;
+  int count = 0;
+  for (int token = item->first_token; token < item->end_token; token += work->plan->tokens_per_tile, count++) {
+    int num_tokens = rf_min(work->plan->tokens_per_tile, item->end_token - token);
+    tiles[count].token = token;
+    tiles[count].num_rows = num_tokens * item->num_heads;
+    for (int row = 0; row < RF_LANES; row++)
+      tiles[count].token_of_row[row] = rf_min(row / item->num_heads, num_tokens - 1);
+    begin_slot(work, count, item->kv_head, token, 0, tiles[count].num_rows);
+  }
+  return count;
+}
+
+/* Several tokens: each slot is a tile, and all of them read the same KV head. */
+static void attend_several(const work_t *work) {
+  const rf_attention_plan *plan = work->plan;
+  const rf_attention_kernel *kernel = plan->kernel;
+  const item_t *item = work->item;
+  rf_attention_scratch *scratch = work->scratch;
+  int head_dim = plan->shape.head_dim, start = plan->batch.starts[item->sequence];
+  int num_positions = start + item->end_token;
+  float factor = RF_LOG2E / sqrtf((float)head_dim);
+  tile_t tiles[RF_SLOTS];
+  int num_tiles = cut_tiles(work, tiles);
+  scratch->num_ahead = 0; /* there is more to compute than to read */
+  for (int position = 0; position < num_positions; position += RF_BLOCK) {
+    rf_block keys = block_at(work, work->layer->keys, item->kv_head, position, num_positions);
+    rf_block values = block_at(work, work->layer->values, item->kv_head, position, num_positions);
+    kernel->load_keys(scratch, 0, &keys, head_dim);
+    kernel->load_values(scratch, &values, head_dim);
+    for (int i = 0; i < num_tiles; i++) {
+      v16i visible = tiles[i].token_of_row + (start + tiles[i].token - position);
+      int num_keys = rf_min(keys.count, visible[RF_LANES - 1] + 1);
+      if (num_keys <= 0) continue; /* the block begins after the tile's last token */
+      kernel->score(scratch, i, 0, 1, num_keys, head_dim);
+      v16f scale;
+      int scaled = kernel->soften(scratch, i, num_keys, visible, factor, &scale);
+      if (scaled && position > 0) rescale(scratch, i, 0, tiles[i].num_rows, head_dim, scale);
+      kernel->accumulate(scratch, i, 0, tiles[i].num_rows, num_keys, head_dim);
+    }
+  }
+  for (int i = 0; i < num_tiles; i++) end_slot(work, i, i, item->kv_head, tiles[i].token, 0, tiles[i].num_rows);
+}
+
+void rf_attend_phase(rf_team *team, int member, int phase, const rf_attention_plan *plan,
+                     const rf_attention_layer *layer) {
+  work_t work = {.plan = plan, .layer = layer, .scratch = rf_team_scratch(team, member)};
+  int tile_rows = 0;
+  for (int i; (i = rf_team_claim(team, phase)) < plan->num_items;) {
+    work.item = &plan->items[i];
+    int single = plan->batch.lengths[work.item->sequence] == 1;
+    int rows = single ? work.item->num_heads : work.item->num_heads * plan->tokens_per_tile;
+    if (rows != tile_rows) plan->kernel->begin(tile_rows = rows);
+    if (single)
+      attend_single(&work);
+    else
+      attend_several(&work);
+  }
+  plan->kernel->end();
+}
+
+typedef struct {
+  const rf_attention_plan *plan;
+  const rf_attention_layer *layer;
+} attend_t;
+
+static void attend_task(rf_team *team, int member, void *argument) {
+  const attend_t *attend = argument;
+  rf_attend_phase(team, member, 0, attend->plan, attend->layer);
+}
+
+void rf_attend(rf_team *team, const rf_attention_plan *plan, const rf_attention_layer *layer) {
+  attend_t attend = {plan, layer};
+  rf_team_run(team, attend_task, &attend);
+}

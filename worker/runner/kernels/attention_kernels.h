@@ -1,0 +1,100 @@
+/* The inner products of attention, in three forms: vector extensions in float32 (any CPU; for float32 and bfloat16
+ * pools), AVX512-BF16, and AMX. */
+#ifndef RF_ATTENTION_KERNELS_H
+#define RF_ATTENTION_KERNELS_H
+
+#include "attention.h"
+
+/* K or V of one block and KV head in the pool. */
+typedef struct {
+  const char *base; /* the head's first element in KV slot 0 */
+  int64_t slot_bytes;
+  const int32_t *slots;
+  int count; /* positions in the block, 1 to RF_BLOCK */
+} rf_block;
+
+/* What one thread works with. The layout of q, k and v is the business of the form that writes and reads them. */
+typedef struct {
+  RF_ALIGNED float q[RF_SLOTS][RF_MAX_HEAD_DIM * RF_LANES];
+  RF_ALIGNED float k[RF_SLOTS][RF_BLOCK * RF_MAX_HEAD_DIM];
+  RF_ALIGNED float v[RF_BLOCK * RF_MAX_HEAD_DIM];
+  /* Where K is read in place: groups of 16 keys, in the pool or in k, and bytes from key to key. */
+  const char *k_groups[RF_SLOTS][RF_BLOCK / 16];
+  int64_t k_strides[RF_SLOTS][RF_BLOCK / 16];
+  RF_ALIGNED float scores[RF_BLOCK][RF_LANES]; /* by key and row; then the probabilities */
+  RF_ALIGNED uint16_t p[RF_LANES][RF_BLOCK];   /* the same by row and key, where a form needs it */
+  RF_ALIGNED float out[RF_SLOTS][RF_MAX_HEAD_DIM / 16][RF_LANES][16]; /* [dim / 16][row][dim % 16], or so */
+  RF_ALIGNED float maximum[RF_SLOTS][RF_LANES];                       /* by tile, as the sums */
+  RF_ALIGNED float sum[RF_SLOTS][RF_LANES];
+  /* Rows that the next block will read, of ahead_bytes each. */
+  const char *ahead[2 * RF_BLOCK];
+  int num_ahead;
+  int ahead_bytes;
+} rf_attention_scratch;
+
+/* Brings a row of the next block towards the core. Called between pieces of computing: memory then works all the time,
+ * while prefetches in one go would wait for each other, and the computing for them. */
+static inline void rf_prefetch_row(rf_attention_scratch *scratch) {
+  if (scratch->num_ahead == 0) return;
+  const char *row = scratch->ahead[--scratch->num_ahead];
+  for (int offset = 0; offset < scratch->ahead_bytes; offset += 64) __builtin_prefetch(row + offset);
+}
+
+typedef struct {
+  /* Each thread, before the others for slots of up to `num_rows` rows, and after them. */
+  void (*begin)(int num_rows);
+  void (*end)(void);
+  /* q[slot] = the given rows, from lane `first` on; zero in the other lanes. */
+  void (*load_queries)(rf_attention_scratch *, int slot, const void *const *rows, int first, int num_rows,
+                       int head_dim);
+  void (*load_keys)(rf_attention_scratch *, int slot, const rf_block *, int head_dim);
+  void (*load_values)(rf_attention_scratch *, const rf_block *, int head_dim);
+  /* scores[key][row] = sum over i < num_slots of q[q_slot + i] k[k_slot + i], for num_keys keys, filled up to 16. */
+  void (*score)(rf_attention_scratch *, int q_slot, int k_slot, int num_slots, int num_keys, int head_dim);
+  /* Scores become probabilities, 2^(score * factor - maximum), and 0 for keys after the last one that is `visible` to
+   * the row. Moves maximum and sum of the tile. Gives whether `scale`, by which earlier output must be multiplied, is
+   * other than 1 in any row. */
+  int (*soften)(rf_attention_scratch *, int tile, int num_keys, v16i visible, float factor, v16f *scale);
+  /* out[slot][row] += probabilities of row (first + row) times v, for num_rows rows. */
+  void (*accumulate)(rf_attention_scratch *, int slot, int first, int num_rows, int num_keys, int head_dim);
+  /* 16 elements of a row of out, from a multiple of 16 on. */
+  v16f (*read_out)(const rf_attention_scratch *, int slot, int row, int dim, int head_dim);
+} rf_attention_kernel;
+
+/* A score that gives probability 0. Finite, because differences of infinities are NaN. */
+#define RF_HIDDEN (-1e30f)
+
+/* First half of `soften`: hides what is not visible, finds maximum and scale. Gives whether anything is hidden. */
+static inline int rf_hide_and_maximize(rf_attention_scratch *scratch, int tile, int num_keys, v16i visible,
+                                       float factor, v16f *scale) {
+  int filled = rf_ceil_div(num_keys, 16) * 16, any_hidden = v_any(visible < filled - 1);
+  v16f hidden = v_splat(RF_HIDDEN);
+  v16f maxima[4] = {hidden, hidden, hidden, hidden}; /* four, because one would wait for itself at each key */
+  for (int key = 0; key < filled; key += 4) {
+    for (int i = 0; i < 4; i++) {
+      v16f score = v_load(scratch->scores[key + i]);
+      if (any_hidden) {
+        score = v_select(visible >= key + i, score, hidden);
+        v_store(scratch->scores[key + i], score);
+      }
+      maxima[i] = v_max(score, maxima[i]); /* passes over a NaN, which stays in the score */
+    }
+  }
+  v16f old = v_load(scratch->maximum[tile]);
+  v16f highest = v_max(v_max(maxima[0], maxima[1]), v_max(maxima[2], maxima[3]));
+  v16f maximum = v_max(old, highest * factor);
+  *scale = v_exp2(old - maximum);
+  v_store(scratch->maximum[tile], maximum);
+  return any_hidden;
+}
+
+extern const rf_attention_kernel rf_attention_f32;
+extern const rf_attention_kernel rf_attention_bf16_as_f32;
+#ifdef RF_HAS_AVX512_BF16
+extern const rf_attention_kernel rf_attention_avx512_bf16;
+#endif
+#ifdef RF_HAS_AMX
+extern const rf_attention_kernel rf_attention_amx;
+#endif
+
+#endif

@@ -1,0 +1,139 @@
+#include "team.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "attention.h"
+#include "linear.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#define RF_PAUSE() __builtin_ia32_pause()
+#define RF_SPINS 300 /* at 40 to 140 cycles each */
+#elif defined(__aarch64__)
+#define RF_PAUSE() __asm__ volatile("isb")
+#define RF_SPINS 500
+#else
+#define RF_PAUSE() ((void)0)
+#define RF_SPINS 5000
+#endif
+
+typedef struct {
+  rf_team *team;
+  int index;
+  pthread_t thread;
+} member_t;
+
+struct rf_team {
+  int size;
+  member_t *members; /* [size]; the first is whoever calls rf_team_run */
+  char *scratch;
+  size_t scratch_bytes;
+  rf_task task;
+  void *argument;
+  int stopping;
+  /* Barrier: the last of a round resets `arrived` and raises `round`. */
+  RF_ALIGNED atomic_int arrived;
+  RF_ALIGNED atomic_uint round;
+  /* Those who have spun long enough sleep here until `round` moves. */
+  RF_ALIGNED pthread_mutex_t mutex;
+  pthread_cond_t moved;
+  atomic_int sleepers;
+  RF_ALIGNED atomic_int claims[RF_MAX_PHASES];
+};
+
+int rf_team_size(const rf_team *team) { return team->size; }
+
+void *rf_team_scratch(rf_team *team, int member) { return team->scratch + (size_t)member * team->scratch_bytes; }
+
+int rf_team_claim(rf_team *team, int phase) {
+  return atomic_fetch_add_explicit(&team->claims[phase], 1, memory_order_relaxed);
+}
+
+static void wait_for_move(rf_team *team, unsigned seen) {
+  for (int i = 0; i < RF_SPINS; i++) {
+    if (atomic_load_explicit(&team->round, memory_order_acquire) != seen) return;
+    RF_PAUSE();
+  }
+  pthread_mutex_lock(&team->mutex);
+  atomic_fetch_add(&team->sleepers, 1);
+  while (atomic_load(&team->round) == seen) pthread_cond_wait(&team->moved, &team->mutex);
+  atomic_fetch_sub(&team->sleepers, 1);
+  pthread_mutex_unlock(&team->mutex);
+}
+
+void rf_team_barrier(rf_team *team) {
+  if (team->size == 1) return;
+  unsigned seen = atomic_load(&team->round);
+  if (atomic_fetch_add(&team->arrived, 1) + 1 < team->size) {
+    wait_for_move(team, seen);
+    return;
+  }
+  atomic_store(&team->arrived, 0);
+  atomic_fetch_add(&team->round, 1);
+  /* Sequentially consistent, as in wait_for_move: either the sleeper sees the new round, or we see the sleeper. */
+  if (atomic_load(&team->sleepers) > 0) {
+    pthread_mutex_lock(&team->mutex);
+    pthread_cond_broadcast(&team->moved);
+    pthread_mutex_unlock(&team->mutex);
+  }
+}
+
+static void *serve(void *argument) {
+  member_t *self = argument;
+  rf_team *team = self->team;
+  for (;;) {
+    rf_team_barrier(team); /* a task is there */
+    if (team->stopping) return NULL;
+    team->task(team, self->index, team->argument);
+    rf_team_barrier(team);
+  }
+}
+
+void rf_team_run(rf_team *team, rf_task task, void *argument) {
+  team->task = task;
+  team->argument = argument;
+  memset(team->claims, 0, sizeof team->claims);
+  rf_team_barrier(team);
+  task(team, 0, argument);
+  rf_team_barrier(team);
+}
+
+rf_team *rf_team_create(int num_members) {
+  if (num_members < 1) return NULL;
+  rf_team *team = aligned_alloc(64, sizeof *team);
+  if (team == NULL) return NULL;
+  memset(team, 0, sizeof *team);
+  team->scratch_bytes = (size_t)rf_round_up((int)rf_max((int)rf_scratch_bytes(), (int)rf_linear_scratch_bytes()), 4096);
+  team->scratch = aligned_alloc(4096, team->scratch_bytes * (size_t)num_members);
+  team->members = calloc((size_t)num_members, sizeof *team->members);
+  if (team->scratch == NULL || team->members == NULL) {
+    free(team->scratch);
+    free(team->members);
+    free(team);
+    return NULL;
+  }
+  pthread_mutex_init(&team->mutex, NULL);
+  pthread_cond_init(&team->moved, NULL);
+  /* The first barrier lets nobody pass before `size` is final: all of them take part in it. */
+  team->size = num_members;
+  for (int i = 1; i < num_members; i++) {
+    team->members[i] = (member_t){.team = team, .index = i};
+    if (pthread_create(&team->members[i].thread, NULL, serve, &team->members[i]) != 0) {
+      team->size = i;
+      break;
+    }
+  }
+  return team;
+}
+
+void rf_team_destroy(rf_team *team) {
+  if (team == NULL) return;
+  team->stopping = 1;
+  rf_team_barrier(team);
+  for (int i = 1; i < team->size; i++) pthread_join(team->members[i].thread, NULL);
+  pthread_cond_destroy(&team->moved);
+  pthread_mutex_destroy(&team->mutex);
+  free(team->members);
+  free(team->scratch);
+  free(team);
+}
