@@ -15,6 +15,7 @@ The loop knows nothing of processes: messages, results and time come through wha
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Protocol
 
 import structlog
@@ -31,7 +32,7 @@ log = structlog.get_logger(__name__)
 REPORT_CHANGED_S = 0.05
 REPORT_ALIVE_S = 0.5
 CHECK_EVERY_S = 60.0
-"""Least time between two checks of all invariants, which are made when the engine falls idle."""
+"""Least time between two checks of all invariants, which an idle engine makes in portions of about a millisecond."""
 
 
 class Mailbox(Protocol):
@@ -68,6 +69,9 @@ class EngineLoop:
         """Something happened since the last report."""
         self._checked_s = clock.now()
         self._unchecked = False
+        """Something happened since the last check."""
+        self._checks: Iterator[None] | None = None
+        """The check that is under way."""
 
     @property
     def finished(self) -> bool:
@@ -77,7 +81,7 @@ class EngineLoop:
     @property
     def wait_s(self) -> float:
         """How long an idle engine may wait before its next turn, for a report to be on time."""
-        return max(0.0, self._report_due_s - self._clock.now())
+        return 0.0 if self._checks is not None else max(0.0, self._report_due_s - self._clock.now())
 
     @property
     def _report_due_s(self) -> float:
@@ -95,6 +99,7 @@ class EngineLoop:
         busy = heard or settled or plan is not None
         self._changed |= busy
         self._unchecked |= busy
+        self._check(busy=busy)
         if self._clock.now() >= self._report_due_s:
             self._report()
         return busy
@@ -150,13 +155,24 @@ class EngineLoop:
         self._counters.scheduling_s += self._clock.now() - began_s
         return bool(results)
 
-    def _report(self) -> None:
-        """Send the state of the engine. Now and then, an idle engine that has worked verifies its books first."""
+    def _check(self, *, busy: bool) -> None:
+        """Now and then, an idle engine that has worked verifies its books, one portion a turn; work comes first."""
+        if busy:
+            self._checks = None
+            return
         now_s = self._clock.now()
-        if self._unchecked and not self._scheduler.has_work and now_s - self._checked_s >= CHECK_EVERY_S:
+        if self._checks is None:
+            if not self._unchecked or self._scheduler.has_work or now_s - self._checked_s < CHECK_EVERY_S:
+                return
             self._checked_s = now_s
+            self._checks = self._scheduler.checks()
+        if next(self._checks, True):
+            self._checks = None
             self._unchecked = False
-            self._scheduler.check()
+
+    def _report(self) -> None:
+        """Send the state of the engine."""
+        now_s = self._clock.now()
         self._tell_shortages()
         evicted, added = self._scheduler.cache.block_events.drain()
         step_s, bubble_s = self._times.take()

@@ -11,13 +11,19 @@ the list is touched: a page that is out of bounds, free already or given twice r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from worker.core.step import Int32Array
+from worker.memory.portions import Portions
 
 PADDING_PAGE = 0
 """Its slots are written by padded entries of a step and read by nobody."""
+
+
+_CHECKED_AT_ONCE = 65_536
 
 
 class PageError(AssertionError):
@@ -97,8 +103,18 @@ class PageAllocator:
 
     def check(self) -> None:
         """Verify every invariant; raises PageError. O(num_pages)."""
-        stacked = self._stack[: self._num_free]
-        if np.count_nonzero(self._is_free) != self._num_free or not self._is_free[stacked].all():
+        for _ in self.checks(Portions()):
+            pass
+
+    def checks(self, portions: Portions) -> Iterator[None]:
+        """The same in portions: nothing may change between them."""
+        marked = np.count_nonzero(self._is_free)
+        for begin in range(0, self._num_free, _CHECKED_AT_ONCE):
+            if not self._is_free[self._stack[begin : min(begin + _CHECKED_AT_ONCE, self._num_free)]].all():
+                raise PageError("the free list and the marks of free pages disagree")
+            if portions.spend(_CHECKED_AT_ONCE // 16):
+                yield
+        if marked != self._num_free:
             raise PageError("the free list and the marks of free pages disagree")
         if self._is_free[PADDING_PAGE]:
             raise PageError("the padding sink is on the free list")

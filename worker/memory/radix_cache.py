@@ -45,8 +45,8 @@ Routing blocks. A node has the chained hashes of the 64-token blocks that end in
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,7 @@ from radixfleet.blocks import BLOCK_TOKENS
 from worker.core.step import Int32Array
 from worker.memory.block_events import BlockEvents, HashArray
 from worker.memory.page_allocator import PageAllocator, PageError, pages_of, slots_of
+from worker.memory.portions import PER_NODE, Portions
 from worker.memory.radix_tree import (
     Node,
     Root,
@@ -279,24 +280,53 @@ class RadixCache:
         return self.evict(self._evictable_pages)
 
     def check(self) -> None:
-        """Verify every invariant of tree and books; raises PageError. O(tree): for tests and idle workers."""
-        nodes = list(self.nodes())
-        below_roots = [node for node in nodes if not isinstance(node, Root)]
-        for node in nodes:
+        """Verify every invariant of tree and books; raises PageError. O(tree): for tests."""
+        for _ in self.checks(Portions()):
+            pass
+
+    def checks(self, portions: Portions) -> Generator[None, None, npt.NDArray[np.bool_]]:
+        """The same in portions, for an idle worker: nothing may change between them.
+
+        Returns which pages are in the tree, bool [num_pages].
+        """
+        in_tree = np.zeros(self._allocator.num_pages, dtype=np.bool_)
+        locks_below: Counter[Node] = Counter()
+        evictable = protected = num_unlocked = 0
+        for node in self.nodes():
             check_node(node, self.page_size)
-        _expect(all(root.children or root.locks for root in self._roots.values()), "a namespace is empty")
-        pages = _joined([node.pages for node in below_roots])
-        _expect(len(np.unique(pages)) == len(pages), "a page is in the tree twice")
-        _expect(not self._allocator.is_free(pages).any(), "a page of the tree is on the free list")
-        unlocked = [node for node in below_roots if not node.locks]
-        _expect(self._evictable.keys() == set(unlocked), "the eviction order does not hold just the unlocked nodes")
-        place = {node: index for index, node in enumerate(self._evictable)}
-        for node in unlocked:
-            for child in node.children.values():
-                _expect(place[child] < place[node], "a node is to be evicted before its child")
-        evictable = sum(len(node.pages) for node in unlocked)
+            if isinstance(node, Root):
+                _expect(bool(node.children or node.locks), "a namespace is empty")
+            else:
+                _expect(not in_tree[node.pages].any(), "a page is in the tree twice")
+                _expect(not self._allocator.is_free(node.pages).any(), "a page of the tree is on the free list")
+                in_tree[node.pages] = True
+            if node.locks and node.parent is not None:
+                locks_below[node.parent] += node.locks
+            if node.locks or isinstance(node, Root):
+                protected += len(node.pages)
+            else:
+                _expect(node in self._evictable, "the eviction order does not hold just the unlocked nodes")
+                num_unlocked += 1
+                evictable += len(node.pages)
+            if portions.spend(PER_NODE + len(node.tokens)):
+                yield
+        for node, locks in locks_below.items():
+            _expect(node.locks >= locks, "a node has fewer locks than its children")
+        _expect(num_unlocked == len(self._evictable), "the eviction order does not hold just the unlocked nodes")
         _expect(evictable == self._evictable_pages, "evictable pages are miscounted")
-        _expect(len(pages) - evictable == self._protected_pages, "protected pages are miscounted")
+        _expect(protected == self._protected_pages, "protected pages are miscounted")
+        _expect(int(np.count_nonzero(in_tree)) == self.total_pages, "a page is in the tree twice")
+        yield from self._check_order(portions)
+        return in_tree
+
+    def _check_order(self, portions: Portions) -> Iterator[None]:
+        evicted: set[Node] = set()
+        for node in self._evictable:
+            for child in node.children.values():
+                _expect(child in evicted, "a node is to be evicted before its child")
+            evicted.add(node)
+            if portions.spend(PER_NODE // 16):
+                yield
 
     def block_hashes(self) -> HashArray:
         """Hashes of all cached routing blocks, ascending: the digest that deltas build on. O(tree)."""

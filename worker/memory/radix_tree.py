@@ -152,25 +152,25 @@ def trim(leaf: Node, pages_kept: int, page_size: int) -> tuple[Int32Array, HashA
 
 
 def check_node(node: Node, page_size: int) -> None:
-    """Verify what must hold of one node and its children; raises PageError."""
+    """Verify what must hold of one node and its place below its parent; raises PageError. O(its own length)."""
     problems = [
         ("ends off a page", node.end % page_size),
         ("has pages for another number of tokens", len(node.pages) * page_size != len(node.tokens)),
-        ("has fewer locks than its children", node.locks < sum(child.locks for child in node.children.values())),
+        ("has fewer locks than none", node.locks < 0),
     ]
     if not isinstance(node, Root):
+        above, key = node.parent, node.tokens[:page_size].tobytes()
         problems += [
             ("has no tokens", not len(node.tokens)),
-            ("has block hashes that are not its tokens'", not np.array_equal(node.hashes, _recomputed_hashes(node))),
+            ("does not begin where its parent ends", above is None or node.start != above.end),
+            ("is kept under another page's tokens", above is None or above.children.get(key) is not node),
         ]
-    for key, child in node.children.items():
-        problems += [
-            ("does not begin where its parent ends", child.parent is not node or child.start != node.end),
-            ("is kept under another page's tokens", child.tokens[:page_size].tobytes() != key),
-        ]
+        if not any(found for _, found in problems):
+            has_others = not np.array_equal(node.hashes, _recomputed_hashes(node))
+            problems.append(("has block hashes that are not its tokens'", has_others))
     for problem, found in problems:
         if found:
-            raise PageError(f"the node of positions {node.start}..{node.end}, or a child of it, {problem}")
+            raise PageError(f"the node of positions {node.start}..{node.end} {problem}")
 
 
 def _recomputed_hashes(node: Node) -> HashArray:

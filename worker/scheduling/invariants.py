@@ -11,25 +11,30 @@ states      each request stands where its state says
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
 
 from worker.memory.page_allocator import pages_of
+from worker.memory.portions import Portions
 from worker.scheduling.assembly import Launched
 from worker.scheduling.holdings import Holdings
 from worker.scheduling.request import Request, State
 
 
-def check_all(
+def checks(
     holdings: Holdings,
     waiting: list[Request],
     running: list[Request],
     leaving: list[Request],
     launched: list[Launched],
-) -> None:
-    """Verify all of the above. Raises AssertionError; changes nothing. O(pages + positions held)."""
+) -> Iterator[None]:
+    """Verify all of the above, in portions between which nothing may change. O(pages + positions held).
+
+    Raises AssertionError; changes nothing.
+    """
     holders = running + leaving
-    _check_pages(holdings, holders)
+    yield from _check_pages(holdings, holders)
     _check_rows(holdings, holders)
     for request in holders:
         _check_frontiers(holdings, request)
@@ -37,21 +42,19 @@ def check_all(
     _check_states(waiting, running, leaving)
 
 
-def _cached_pages(holdings: Holdings) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    pages = [node.pages for node in holdings.cache.nodes() if len(node.pages)]
-    return np.concatenate(pages) if pages else np.empty(0, dtype=np.int32)
-
-
-def _check_pages(holdings: Holdings, holders: list[Request]) -> None:
-    holdings.allocator.check()
-    holdings.cache.check()
+def _check_pages(holdings: Holdings, holders: list[Request]) -> Iterator[None]:
+    portions = Portions()
+    yield from holdings.allocator.checks(portions)
+    in_tree = yield from holdings.cache.checks(portions)
     own = [holdings.own_pages(request.held) for request in holders]
     assert sum(map(len, own)) == sum(holdings.num_own_pages(request.held) for request in holders)
-    taken = np.concatenate([_cached_pages(holdings), *own])
+    taken = np.concatenate([np.empty(0, dtype=np.int32), *own])
     assert len(np.unique(taken)) == len(taken), "a page has two owners"
+    assert not in_tree[taken].any(), "a page has two owners"
     assert not holdings.allocator.is_free(taken).any(), "a free page has an owner"
     free, total = holdings.allocator.free_pages, holdings.allocator.total_pages
-    assert free + len(taken) == total, f"{free} free pages and {len(taken)} taken are not {total}"
+    num_taken = holdings.cache.total_pages + len(taken)
+    assert free + num_taken == total, f"{free} free pages and {num_taken} taken are not {total}"
 
 
 def _check_rows(holdings: Holdings, holders: list[Request]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -281,6 +283,43 @@ def test_an_idle_engine_verifies_its_books_now_and_then(serial: Engine) -> None:
     serial.clock.advance(CHECK_EVERY_S * 0.1)
     with pytest.raises(AssertionError):
         serial.loop.turn()
+
+
+def test_a_check_goes_on_turn_by_turn_and_gives_way_to_work(serial: Engine) -> None:
+    """However large the pool: what comes between two portions is seen at once, and the check begins again later."""
+    serial.front.inbox.append(submit(1, prompt=64, max_new_tokens=2))
+    serial.run_out()
+    begun: list[int] = []
+
+    def portions() -> Iterator[None]:
+        begun.append(0)
+        for _ in range(3):
+            begun[-1] += 1
+            yield
+
+    serial.scheduler.checks = portions  # type: ignore[method-assign]
+    serial.clock.advance(CHECK_EVERY_S)
+    serial.loop.turn()
+    assert begun == [1]
+    assert serial.loop.wait_s == 0.0
+    serial.front.inbox.append(submit(2, max_new_tokens=1))
+    assert serial.loop.turn()
+    assert serial.loop.wait_s > 0.0
+    serial.executor.end_step()
+    assert serial.loop.turn()
+    assert not serial.scheduler.has_work
+    serial.loop.turn()
+    assert begun == [1]
+    serial.clock.advance(CHECK_EVERY_S / 2)
+    serial.loop.turn()
+    assert begun == [1]
+    serial.clock.advance(CHECK_EVERY_S)
+    for _ in range(6):
+        serial.loop.turn()
+    assert begun == [1, 3]
+    serial.clock.advance(2 * CHECK_EVERY_S)
+    serial.loop.turn()
+    assert begun == [1, 3]  # nothing has happened since
 
 
 def test_a_busy_engine_is_not_held_up_by_verifying(serial: Engine) -> None:

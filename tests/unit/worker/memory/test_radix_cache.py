@@ -8,6 +8,7 @@ import pytest
 from radixfleet.blocks import chain_hashes, seed_hash
 from tests.support.cached_sequence import CachedSequence, int32
 from worker.memory.page_allocator import PageAllocator, PageError
+from worker.memory.portions import PER_NODE, Portions
 from worker.memory.radix_cache import RadixCache
 from worker.memory.radix_tree import Node
 
@@ -569,11 +570,32 @@ class TestCheck:
         self.broken(lambda _, node: node.pages.fill(node.pages[0]), "twice")
 
     def test_damage_to_nodes(self) -> None:
-        self.broken(lambda _, node: setattr(node, "locks", -1), "fewer locks")
+        self.broken(lambda _, node: setattr(node, "locks", -1), "fewer locks than none")
+        self.broken(lambda _, node: setattr(next(iter(node.children.values())), "locks", 1), "than its children")
         self.broken(lambda _, node: setattr(node, "pages", node.pages[:1]), "another number of tokens")
         self.broken(lambda _, node: setattr(node, "start", 4), "where its parent ends")
         self.broken(lambda _, node: node.tokens.fill(1), "another page's tokens")
         self.broken(lambda _, node: next(iter(node.children.values())).hashes.fill(1), "block hashes")
+
+    def test_a_large_tree_is_checked_in_small_portions(self) -> None:
+        """An idle worker is never far from its next request: no portion reads more than some hundred nodes' worth."""
+        pool = Pool(num_pages=3000)
+        for first in range(500):
+            pool.put([first, 1, 2, 3, first, 5, 6, 7])
+        portions = sum(1 for _ in pool.cache.checks(Portions()))
+        assert portions >= 500 * PER_NODE // 8_192
+        few_portions = sum(1 for _ in pool.cache.checks(Portions(1 << 30)))
+        assert few_portions == 0
+
+    def test_the_check_tells_which_pages_are_in_the_tree(self) -> None:
+        pool = Pool()
+        pool.put(range(68))
+        checks = pool.cache.checks(Portions(1 << 30))
+        with pytest.raises(StopIteration) as ended:
+            next(checks)
+        in_tree = ended.value.value
+        assert in_tree.sum() == pool.cache.total_pages > 0
+        assert not pool.allocator.is_free(np.flatnonzero(in_tree)).any()
 
 
 @pytest.fixture
