@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -65,12 +66,14 @@ class ScarceRunner(LoadedRunner):
     def __init__(self, runner: Runner, ready: Ready) -> None:
         super().__init__(runner, ready)
         self.step_bytes = _PLENTY
+        self.failing_steps: Collection[int] = ()
+        """Numbers of steps that get nothing at all."""
         self.failures = 0
         self.peak_bytes = 0
         """The most that a step has held."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        with ScarceMemory(self.step_bytes) as memory:
+        with ScarceMemory(0 if plan.step in self.failing_steps else self.step_bytes) as memory:
             result = super().run(plan)
         self.failures += memory.failures
         self.peak_bytes = max(self.peak_bytes, memory.peak)
@@ -85,6 +88,8 @@ class ScheduledRunner:
         self.scheduler = Scheduler(Limits.from_ready(runner.load()), ManualClock())
         self.told: dict[int, Told] = {}
         self.plans: list[StepPlan] = []
+        self.logprobs: defaultdict[int, list[float]] = defaultdict(list)
+        self.prompt_logprobs: defaultdict[int, list[float]] = defaultdict(list)
         self._in_flight = in_flight
         self._launched: list[StepPlan] = []
 
@@ -110,8 +115,15 @@ class ScheduledRunner:
             self.scheduler.commit(self.runner.run(self._launched.pop(0)))
         self.scheduler.check()
         outputs = self.scheduler.drain()
+        for run in outputs.prompt_logprobs if outputs else ():
+            assert run.start == len(self.prompt_logprobs[run.uid]) + 1, (
+                "a token of the prompt is told twice, or skipped"
+            )
+            self.prompt_logprobs[run.uid] += run.logprobs.tolist()
         for output in outputs.outputs if outputs else ():
             self.told[output.uid].tokens.append(output.token_id)
+            if output.logprobs is not None:
+                self.logprobs[output.uid].append(output.logprobs.logprob)
         for ended in outputs.ended if outputs else ():
             assert self.told[ended.uid].ended is None
             self.told[ended.uid].ended = ended

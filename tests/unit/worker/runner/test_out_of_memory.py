@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from structlog.testing import capture_logs
 
 from radixfleet.types import FinishReason
+from tests.support.grammars import regex
 from tests.support.runner_driver import RunnerDriver
 from tests.support.scarce_memory import ScarceMemory, ScarceRunner, ScheduledRunner
 from tests.support.sim_worker import make_submit
 from tests.support.tiny_model import tiny_model
+from worker.core.logits import LogitEdits
 from worker.core.messages import Ready, Submit
 from worker.memory.plan import MemoryPlanError
 from worker.runner.largest_step import largest_step
@@ -79,6 +82,38 @@ def test_with_half_the_memory_all_requests_are_served_with_the_same_tokens(
     assert scheduled.tokens() == expected.tokens()
     stage = "prefill" if prompt_tokens > 4 else "sampling"
     assert scheduled.scheduler.counters.as_dict()[f"out_of_memory_{stage}"] > 0
+
+
+@pytest.mark.parametrize(("share", "failing_steps"), [(0.6, ()), (0.35, ()), (1.0, range(3, 60, 4))])
+def test_penalties_grammars_and_log_probabilities_survive_it(
+    scarce: ScarceRunner, share: float, failing_steps: Collection[int]
+) -> None:
+    """Behaviours 32, 62: what a runner keeps of a row is told anew: no token is counted twice, none forgotten."""
+    submits = [
+        msgspec.structs.replace(
+            submit,
+            edits=LogitEdits(
+                frequency_penalty=0.5 * (submit.uid % 2),
+                repetition_penalty=1.0 + 0.2 * (submit.uid % 3),
+                grammar=regex("[a-f ]{30,60}") if submit.uid % 2 else None,
+            ),
+            logprobs=2,
+            prompt_logprobs=1,
+        )
+        for submit in requests(6, 120)
+    ]
+    expected = served(scarce, submits, 2)
+    assert expected.scheduler.counters.finished_requests == 6
+    scarce.step_bytes = int(share * scarce.peak_bytes)
+    scarce.failing_steps = failing_steps
+    scheduled = served(scarce, submits, 2)
+    assert scarce.failures > 0
+    assert scheduled.scheduler.counters.failed_requests == 0
+    assert scheduled.tokens() == expected.tokens()
+    for uid in range(6):
+        assert len(scheduled.prompt_logprobs[uid]) == 119
+        assert scheduled.prompt_logprobs[uid] == pytest.approx(expected.prompt_logprobs[uid], abs=1e-3)
+        assert scheduled.logprobs[uid] == pytest.approx(expected.logprobs[uid], abs=1e-3)
 
 
 def test_without_any_memory_requests_fail_and_the_runner_goes_on(scarce: ScarceRunner) -> None:
