@@ -125,6 +125,21 @@ async def test_requests_are_served() -> None:
         assert flushed.flushed_tokens > 0
 
 
+async def test_a_device_too_small_for_its_steps_serves_and_says_what_to_change() -> None:
+    """Behaviour 62, across processes: the runner says it, the scheduler shrinks the steps, reports carry the advice."""
+    runner = msgspec.structs.replace(RUNNER, memory_tokens=6)
+    async with serving(msgspec.structs.replace(CONFIG, runner=runner)) as engine:
+        outcomes = await asyncio.gather(
+            *(read(engine.submit(submit(engine.next_uid(), 10 + i, max_new_tokens=8))) for i in range(12))
+        )
+        assert [len(tokens) for tokens, _ in outcomes] == [8] * 12
+        await until(lambda: engine.last_report and engine.last_report.counters["out_of_memory_prefill"])
+        report = engine.last_report
+        assert report is not None
+        assert report.step_limits < (32, 8)
+        assert "--chunked-prefill-size" in report.advice["prefill"]
+
+
 async def test_a_reader_that_goes_away_frees_its_memory() -> None:
     """Behaviour 6, across processes."""
     async with serving() as engine:

@@ -191,3 +191,19 @@ async def test_what_cannot_start_says_why(
     log = (tmp_path / "log").read_text()
     assert words in log
     assert "Traceback" not in log
+
+
+@pytest.mark.skipif(
+    Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1", reason="this system refuses no allocation"
+)
+async def test_memory_that_is_not_there_is_advised_at_start(tmp_path: Path) -> None:
+    """Behaviour 62: the allocator refuses the KV pool for real; the stage is named, and the exit code tells."""
+    five_machines = str(5 * psutil.virtual_memory().total)
+    options = ("--model", str(tiny_model()), "--device", "cpu", "--device-memory", five_machines)
+    process = await start(tmp_path, *options, "--port", "0", "--metrics-port", "0", "--max-running-requests", "4")
+    async with asyncio.timeout(60):
+        assert await process.wait() == 1
+    log = (tmp_path / "log").read_text()
+    assert "The device refused the KV pool that was planned: it asked for" in log
+    assert "lower --mem-fraction-static" in log
+    assert "Traceback" not in log

@@ -29,6 +29,7 @@ from worker.core.messages import (
     Stop,
     Submit,
 )
+from worker.core.out_of_memory import OutOfMemory
 from worker.core.step import Compile, Compiled, RowStart, StepPlan, StepResult
 
 
@@ -188,6 +189,7 @@ def test_row_starts_and_results_with_all_that_they_can_carry_come_back_equal() -
         logprobs=StepLogprobs(one, one, two[:1], np.array([1, 2], np.int32), two, 2),
         ended=(0,),
         causes=((0, "its grammar became too complex"),),
+        out_of_memory=OutOfMemory(needed_bytes=1 << 40, free_bytes=None, in_sampling=True),
     )
     assert as_plain(codec.decode_answer(codec.encode(result))) == as_plain(result)
 
