@@ -1,25 +1,28 @@
 """Speed of the torch runner on this machine: `python tests/bench/bench_torch_runner.py [MODEL] [--threads 1,2]`.
 
-Prints, for each number of threads, what packing the weights gains a layer, milliseconds a decode step at several batch
-sizes and contexts, and prompt tokens a second at several chunk sizes. Tells the best of several runs; wants a quiet
-machine all the same.
+Prints, for each number of threads, milliseconds a decode step at several batch sizes and contexts and prompt tokens a
+second at several chunk sizes, by the kernels in C and by torch alone, measured in turns. Beside each decode step stands
+its ratio to the bound: the time to read all weights and the batch's KV once, at the bandwidth measured right after it.
+Tells the best of several runs; wants a quiet machine all the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 
 from tests.support.runner_driver import RunnerDriver
-from worker.model.linear import DenseBackend, choose_linear_backend
+from worker.model.configuration import load_config
 from worker.model.sources import resolve_model
-from worker.runner.torch_config import TorchRunnerConfig
+from worker.runner.torch_config import AttentionName, Dtype, TorchRunnerConfig
 from worker.runner.torch_runner import TorchRunner
 
-DECODES = ((1, 256), (8, 256), (8, 1024), (32, 256))
+BACKENDS: tuple[AttentionName, ...] = ("cpu", "sdpa")
+DECODES = ((1, 256), (1, 1024), (8, 256), (8, 1024), (32, 256), (32, 1024))
 CHUNKS = (128, 512, 2048)
 
 
@@ -33,43 +36,61 @@ def best_of(repeats: int, run: Callable[[], object]) -> float:
     return min(times)
 
 
-def decode_ms(driver: RunnerDriver, batch: int, context: int) -> float:
-    """Milliseconds a step in which `batch` rows with about `context` tokens each decode one token."""
-    shared = None
+def start_decodes(driver: RunnerDriver, batch: int, context: int) -> None:
+    """Prefills `batch` rows of about `context` tokens each, which share nothing."""
     for row in range(batch):
-        prompt = [(7 * position) % 1000 + 20 for position in range(context)]
-        driver.begin(row, prompt, prefix_slots=shared or ())
+        driver.begin(row, [(7 * position + row) % 1000 + 20 for position in range(context)])
         driver.prefill(row, 512)
-        shared = shared or driver.rows[row].slots[: context - 1]
+    driver.decode(list(range(batch)), 3)
+
+
+def start_prompt(driver: RunnerDriver, chunk: int) -> None:
+    """One prompt in one step."""
+    driver.begin(0, [(7 * position) % 1000 + 20 for position in range(chunk)])
+    driver.prefill(0)
+
+
+def seconds_to_read(num_bytes: int) -> float:
+    """Best time in which this machine reads so much memory, with torch's threads."""
+    memory = torch.ones(num_bytes // 4, dtype=torch.float32)
+    return best_of(5, memory.sum)
+
+
+def in_turns(drivers: Sequence[RunnerDriver], repeats: int, run: Callable[[RunnerDriver], object]) -> list[float]:
+    """Best seconds of each."""
+    best = [float("inf")] * len(drivers)
+    for _ in range(repeats):
+        for index, driver in enumerate(drivers):
+            best[index] = min(best[index], best_of(1, lambda: run(driver)))  # noqa: B023
+    return best
+
+
+def print_decode(drivers: Sequence[RunnerDriver], batch: int, context: int, kv_bytes_per_token: int) -> None:
+    """One line: each backend's milliseconds and its ratio to the bound."""
+    for driver in drivers:
+        start_decodes(driver, batch, context)
     rows = list(range(batch))
-    driver.decode(rows, 3)
-    return 1e3 * best_of(15, lambda: driver.decode(rows, 1))
+    times = in_turns(drivers, 20, lambda driver: driver.decode(rows, 1))
+    weights = drivers[0].ready.memory.weights_bytes
+    bound = seconds_to_read(weights + batch * context * kv_bytes_per_token)
+    told = ", ".join(
+        f"{name} {1e3 * time:6.1f} ms ({time / bound:4.1f} x bound)" for name, time in zip(BACKENDS, times, strict=True)
+    )
+    print(f"  decode, batch {batch:2}, context {context:5}: {told}")
 
 
-def prefill_rate(driver: RunnerDriver, chunk: int) -> float:
-    """Tokens a second of one prompt in one step."""
-
-    def run() -> None:
-        driver.begin(0, [(7 * position) % 1000 + 20 for position in range(chunk)])
-        driver.prefill(0)
-
-    run()
-    return chunk / best_of(3, run)
-
-
-def print_packing_gain(threads: int) -> None:
-    """A layer of 576 x 1536, as the demonstration model has, dense and packed."""
-    torch.set_num_threads(threads)
-    weight = torch.randn(1536, 576, dtype=torch.bfloat16)
-    backends = (DenseBackend(), choose_linear_backend(torch.device("cpu"), torch.bfloat16))
-    for rows in (1, 8, 32, 512):
-        x = torch.randn(rows, 576, dtype=torch.bfloat16)
-        times = []
-        for backend in backends:
-            layer = backend.prepare(weight, None)
-            times.append(1e6 * best_of(50, lambda: [layer(x) for _ in range(10)]) / 10)  # noqa: B023
-        named = ", ".join(f"{backend.name} {us:.0f} us" for backend, us in zip(backends, times, strict=True))
-        print(f"threads {threads}, linear 576 -> 1536 bf16, {rows:4} rows: {named}")
+def config_for(path: Path, threads: int, dtype: Dtype, attention: AttentionName) -> TorchRunnerConfig:
+    """The same for all but the attention."""
+    return TorchRunnerConfig(
+        model_path=str(path),
+        dtype=dtype,
+        num_threads=threads,
+        max_total_tokens=40_000,
+        chunked_prefill_size=2048,
+        max_running_requests=32,
+        max_context_tokens=4096,
+        attention=attention,
+    )
 
 
 def main() -> None:
@@ -81,24 +102,20 @@ def main() -> None:
     arguments = parser.parse_args()
     path = resolve_model(arguments.model, print)
     for threads in map(int, arguments.threads.split(",")):
-        print_packing_gain(threads)
-        config = TorchRunnerConfig(
-            model_path=str(path),
-            dtype=arguments.dtype,
-            num_threads=threads,
-            max_total_tokens=150_000,
-            chunked_prefill_size=2048,
-            max_running_requests=32,
-            max_context_tokens=4096,
-        )
-        runner = TorchRunner(config)
-        driver = RunnerDriver(runner)
-        print(f"threads {threads}, {path.name}, {driver.ready.dtype}")
+        torch.set_num_threads(threads)
+        runners = [TorchRunner(config_for(path, threads, arguments.dtype, name)) for name in BACKENDS]
+        drivers = [RunnerDriver(runner) for runner in runners]
+        dtype = drivers[0].ready.dtype
+        print(f"threads {threads}, {path.name}, {dtype}")
+        per_token = load_config(path).kv_bytes_per_token(getattr(torch, dtype).itemsize)
         for batch, context in DECODES:
-            print(f"  decode, batch {batch:2}, context {context:5}: {decode_ms(driver, batch, context):8.1f} ms a step")
+            print_decode(drivers, batch, context, per_token)
         for chunk in CHUNKS:
-            print(f"  prefill, {chunk:5} tokens: {prefill_rate(driver, chunk):8.0f} tokens/s")
-        runner.close()
+            times = in_turns(drivers, 4, lambda driver: start_prompt(driver, chunk))  # noqa: B023
+            told = ", ".join(f"{name} {chunk / time:6.0f}" for name, time in zip(BACKENDS, times, strict=True))
+            print(f"  prefill, {chunk:5} tokens: {told} tokens/s")
+        for runner in runners:
+            runner.close()
 
 
 if __name__ == "__main__":
