@@ -7,10 +7,11 @@ all of them learnt from plans alone:
     relay[row]                  the token that the row sampled last: input of its next relayed step
     parameters[row]             `RowStart`: temperature, seed, stop tokens, ...
 
-A row is in use from a `RowStart` to the next `RowStart` of the same row; nothing says when its request ends, so what
-a row holds in between is simply no longer read. The scheduler promises that a plan writes no slot that a step
-launched before it reads for another row, and that it plans positions of a row without a gap, so a runner needs no
-checks to be correct; `sim` makes them all the same, for the tests.
+A row is in use from a `RowStart` to the next `RowStart` of the same row, which may be of the same request: after a
+step that ran out of memory, each of its rows begins anew, from what was computed before. Nothing says when a request
+ends, so what a row holds in between is simply no longer read. The scheduler promises that a plan writes no slot that
+a step launched before it reads for another row, and that it plans positions of a row without a gap, so a runner needs
+no checks to be correct; `sim` makes them all the same, for the tests.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Runner(Protocol):
         """Compute one step and wait for its end.
 
         A failure of the step is told in `StepResult.error`, not raised, and leaves the runner able to go on: rows
-        that were not in the step keep what they hold. What is raised is the end of the runner.
+        that were not in the step keep what they hold. Where it was memory that ran out, `StepResult.out_of_memory` is
+        set as well, and what allocators keep for reuse is released. What is raised is the end of the runner.
         """
         ...
 

@@ -127,11 +127,12 @@ class Scheduler:
         """The next step; None when nothing can be computed before a launched step has settled, or at all."""
         seated = self._recovery.seated(self._running.values())
         decodes = self._plan_decodes(seated)
-        resumed = [request for request in seated if request.resumes_decoding]
+        resumed = [request for request in seated if request.restarts and request.resumes_decoding]
+        begun = [request for request in seated if not request.resumes_decoding] if resumed else seated
         pieces = [Piece(request, request.planned, 1, samples=True) for request in [*decodes, *resumed]]
         size = self._recovery.size
         budget = min(self.limits.prefill_budget(len(pieces)), size.prompt_tokens.now)
-        chunks = plan_chunks((r for r in seated if not r.resumes_decoding), budget, self.limits.page_size)
+        chunks = plan_chunks(begun, budget, self.limits.page_size)
         pieces += chunks
         budget -= sum(piece.length for piece in chunks)
         seats = size.sequences.now - len(pieces)
