@@ -139,6 +139,7 @@ def _torch_runner(settings: WorkerSettings, model_path: Path) -> TorchRunnerConf
         max_context_tokens=settings.context_length,
         num_threads=settings.threads or len(os.sched_getaffinity(0)),
         attention=settings.attention,
+        deterministic=settings.enable_deterministic_inference,
     )
 
 

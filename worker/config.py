@@ -70,6 +70,11 @@ class WorkerSettings(ProcessSettings):
     attention: AttentionName = Field(
         "auto", description="cpu: kernels in C, for CPUs; sdpa: torch; auto takes cpu where a C compiler is found."
     )
+    enable_deterministic_inference: bool = Field(
+        default=False,
+        description="The same prompt and seed give the same tokens and log probabilities to the last bit, whatever "
+        "else runs and is cached. On CPUs only. Off, near ties may fall differently.",
+    )
     inline: bool = Field(default=False, description="Run front, engine and runner in one process, for debugging.")
     overlap: bool = Field(default=True, description="Plan the next step while the device computes the last one.")
 

@@ -11,6 +11,7 @@ The model keeps no state between calls and knows neither sequences nor the KV ca
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -63,10 +64,17 @@ class ModelWeights:
 class LlamaModel:
     """One model on one device."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, rotary: RotaryEmbedding) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        rotary: RotaryEmbedding,
+        silu: Callable[[Tensor], Tensor] = functional.silu,
+    ) -> None:
         self.config = config
         self.weights = weights
         self._rotary = rotary
+        self._silu = silu
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +88,8 @@ class LlamaModel:
 
     def first_layers(self, num_layers: int) -> LlamaModel:
         """The same weights with only the first layers: to measure what a layer takes."""
-        return LlamaModel(self.config, replace(self.weights, layers=self.weights.layers[:num_layers]), self._rotary)
+        weights = replace(self.weights, layers=self.weights.layers[:num_layers])
+        return LlamaModel(self.config, weights, self._rotary, self._silu)
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention, output_rows: Tensor) -> Tensor:
@@ -97,7 +106,7 @@ class LlamaModel:
         factors = self._rotary.at(positions)
         for index, layer in enumerate(self.weights.layers):
             hidden = hidden + self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
-            hidden = hidden + _mlp(layer, self._norm(hidden, layer.mlp_norm))
+            hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
         return hidden
 
     @torch.inference_mode()
@@ -125,7 +134,6 @@ class LlamaModel:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
-
-def _mlp(layer: LayerWeights, normed: Tensor) -> Tensor:
-    gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-    return layer.down(functional.silu(gate).mul_(up))
+    def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
+        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
+        return layer.down(self._silu(gate).mul_(up))

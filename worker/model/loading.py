@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from worker.model.checkpoint import Checkpoint, GgufCheckpoint, SafetensorsCheckpoint
@@ -31,6 +32,7 @@ def load_model(
     dtype: torch.dtype,
     linear_backend: LinearBackend,
     max_context: int | None = None,
+    silu: Callable[[Tensor], Tensor] = functional.silu,
     progress: Progress = lambda _done, _total: None,
 ) -> LlamaModel:
     """Loads a Hugging Face directory or a GGUF file.
@@ -43,7 +45,7 @@ def load_model(
     frequencies = inverse_frequencies(config) / loader.frequency_divisors()
     loader.refuse_leftovers(path)
     rotary = RotaryEmbedding(frequencies, max_context or config.max_context_tokens, dtype, device)
-    return LlamaModel(config, weights, rotary)
+    return LlamaModel(config, weights, rotary, silu)
 
 
 def _open(path: Path) -> tuple[ModelConfig, Checkpoint]:

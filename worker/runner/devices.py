@@ -35,6 +35,15 @@ def open_device(name: str) -> torch.device:
     return device
 
 
+def refuse_indeterministic(device: torch.device) -> None:
+    """Raises DeviceError where results are not known to be the same whatever is computed with them."""
+    if device.type != "cpu":
+        raise DeviceError(
+            f"deterministic inference works on CPUs only, not on {device}: use --device cpu, or leave out "
+            "--enable-deterministic-inference"
+        )
+
+
 def choose_dtype(device: torch.device, setting: Dtype) -> torch.dtype:
     """The dtype of a setting; "auto" is bfloat16 where the device computes it fast.
 

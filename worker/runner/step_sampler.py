@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from radixfleet.types import MAX_LOGPROBS
 from worker.core.logits import Logprobs, StepLogprobs
 from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan
 from worker.model.llama import LlamaModel
@@ -55,12 +56,16 @@ class Begun:
 class StepSampler:
     """Sampling over the rows of one runner."""
 
-    def __init__(self, *, rows: RowState, edits: RowEdits, max_rows: int, device: torch.device) -> None:
+    def __init__(
+        self, *, rows: RowState, edits: RowEdits, max_rows: int, device: torch.device, row_by_row: bool = False
+    ) -> None:
+        """`row_by_row`: so that the last bits of sums over the vocabulary do not depend on the number of rows."""
         self._rows = rows
         self._edits = edits
         self._logprobs = RowLogprobs(max_rows)
         self._tile_rows = max_rows
         self._device = device
+        self._row_by_row = row_by_row
 
     @property
     def nbytes(self) -> int:
@@ -103,13 +108,13 @@ class StepSampler:
         untouched = logits[self._to_device(begun.wanted.sampled)] if begun.wanted is not None else None
         if begun.is_edited:
             self._edits.apply(logits, begun.rows, begun.masks)
-        tokens, bad = sample(logits, self._rows.sampling(begun.rows, begun.positions))
+        tokens, bad = self._sample(logits, begun)
         self._rows.relay[self._to_device(begun.rows)] = tokens
         token_ids[begun.sampling] = tokens.cpu().numpy()
         failed[begun.sampling] = bad.cpu().numpy()
         if begun.wanted is not None and untouched is not None:
             chosen = tokens[self._to_device(begun.wanted.sampled)]
-            told.append(logprobs_of(untouched, chosen, begun.wanted.width))
+            told += self._logprobs_of(untouched, chosen, begun.wanted.width)
         accepted = Accepted()
         if begun.is_edited:
             accepted = self._edits.sampled(begun.rows, tokens, failed[begun.sampling])
@@ -128,9 +133,29 @@ class StepSampler:
             for begin in range(0, len(wanted.prompt_indices), self._tile_rows):
                 tile = slice(begin, begin + self._tile_rows)
                 logits = model.logits(hidden, self._to_device(wanted.prompt_indices[tile]))
-                told.append(logprobs_of(logits, self._to_device(wanted.prompt_tokens[tile]), wanted.width))
+                told += self._logprobs_of(logits, self._to_device(wanted.prompt_tokens[tile]), wanted.width)
         return told
+
+    def _sample(self, logits: Tensor, begun: Begun) -> tuple[Tensor, Tensor]:
+        if not self._row_by_row:
+            return sample(logits, self._rows.sampling(begun.rows, begun.positions))
+        drawn = [
+            sample(logits[one], self._rows.sampling(begun.rows[one], begun.positions[one]))
+            for one in _single_rows(len(logits))
+        ]
+        return torch.cat([tokens for tokens, _ in drawn]), torch.cat([failed for _, failed in drawn])
+
+    def _logprobs_of(self, logits: Tensor, tokens: Tensor, k: int) -> list[Logprobs]:
+        if not self._row_by_row:
+            return [logprobs_of(logits, tokens, k)]
+        # Which of several equal logits a list of the likeliest holds depends on its length: it is always the same here.
+        told = [logprobs_of(logits[one], tokens[one], MAX_LOGPROBS) for one in _single_rows(len(logits))]
+        return [part._replace(top_ids=part.top_ids[:, :k], top=part.top[:, :k]) for part in told]
 
     def _to_device(self, array: npt.NDArray[np.integer]) -> Tensor:
         """As int64."""
         return torch.from_numpy(array.astype(np.int64)).to(self._device)
+
+
+def _single_rows(num_rows: int) -> list[slice]:
+    return [slice(row, row + 1) for row in range(num_rows)]

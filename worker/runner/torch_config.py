@@ -36,3 +36,5 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     """Threads of torch on a CPU."""
     attention: AttentionName = "auto"
     """cpu: kernels in C for a CPU, attention and, with bfloat16, all layers. sdpa: torch. auto: cpu where it works."""
+    deterministic: bool = False
+    """Tokens and log probabilities of a request do not depend on what else is computed with it, to the last bit."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 import torch
+import torch.nn.functional as functional
 
 from radixfleet.clock import Clock
 from radixfleet.types import Capacity
@@ -36,10 +37,11 @@ from worker.model.errors import ModelError, UnsupportedModel
 from worker.model.linear import LinearBackend, choose_linear_backend
 from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
+from worker.model.row_invariance import RowInvariantBackend, row_invariant_silu
 from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.activation_peak import activation_peak
 from worker.runner.attention.backends import make_attention_backend, open_kernels
-from worker.runner.devices import choose_dtype, open_device, usable_memory
+from worker.runner.devices import choose_dtype, open_device, refuse_indeterministic, usable_memory
 from worker.runner.kernels.layers import KernelLayers, supports
 from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
@@ -86,6 +88,8 @@ class _Loading:
         self._clock = clock
         self._path = Path(config.model_path)
         self._device = open_device(config.device)
+        if config.deterministic:
+            refuse_indeterministic(self._device)
         self._dtype = choose_dtype(self._device, config.dtype)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
         self._kernels: Kernels | None = None
@@ -155,6 +159,7 @@ class _Loading:
                 dtype=self._dtype,
                 linear_backend=linear_backend,
                 max_context=max_context,
+                silu=row_invariant_silu if self._config.deterministic else functional.silu,
                 progress=progress,
             )
         _log.info(
@@ -170,7 +175,8 @@ class _Loading:
     def _linear_backend(self) -> LinearBackend:
         if self._kernels is not None and self._whole_steps:
             return KernelLinearBackend(self._kernels)
-        return choose_linear_backend(self._device, self._dtype)
+        backend = choose_linear_backend(self._device, self._dtype)
+        return RowInvariantBackend(backend) if self._config.deterministic else backend
 
     def _likely_kv_tokens(self, model: LlamaModel) -> int:
         """What the pool will hold at most: the plan itself needs the peak of a step whose size depends on it."""
@@ -186,7 +192,13 @@ class _Loading:
             compiler=self._compiler,
             threads=self._threads,
         )
-        return StepSampler(rows=rows, edits=edits, max_rows=num_rows, device=self._device)
+        return StepSampler(
+            rows=rows,
+            edits=edits,
+            max_rows=num_rows,
+            device=self._device,
+            row_by_row=self._config.deterministic,
+        )
 
     def _measure(self, model: LlamaModel, rows: RowState, sampler: StepSampler, step: StepPlan) -> int:
         """Activation peak of a step, in bytes.
@@ -233,7 +245,7 @@ class _Loading:
             pool=pool,
             rows=rows,
             sampler=sampler,
-            attention=make_attention_backend(self._kernels, model.config),
+            attention=make_attention_backend(self._kernels, model.config, deterministic=self._config.deterministic),
             device=self._device,
             layers=layers,
         )

@@ -12,6 +12,7 @@ from worker.app import make_engine
 from worker.config import WorkerSettings
 from worker.engine.inline import InlineEngine
 from worker.engine.process import ProcessEngine
+from worker.runner.torch_runner import TorchRunner
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,13 @@ def test_inline_is_one_process() -> None:
     assert isinstance(make_engine(settings, Path("m"), byte_spec()), ProcessEngine)
     inline = settings.model_copy(update={"inline": True})
     assert isinstance(make_engine(inline, Path("m"), byte_spec()), InlineEngine)
+
+
+def test_deterministic_inference_reaches_the_runner() -> None:
+    """What the runner then does: tests/integration/test_deterministic_inference.py."""
+    for wanted in (False, True):
+        settings = load(WorkerSettings, {"model": "m", "inline": True, "enable_deterministic_inference": wanted})
+        engine = make_engine(settings, Path("m"), byte_spec())
+        assert isinstance(engine, InlineEngine)
+        assert isinstance(engine._runner, TorchRunner)
+        assert engine._runner._config.deterministic is wanted

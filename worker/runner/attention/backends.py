@@ -7,6 +7,7 @@ import torch
 
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.cpu import MAX_HEAD_DIM, CpuBackend
+from worker.runner.attention.fixed_shapes import FixedShapesBackend
 from worker.runner.attention.protocol import AttentionBackend
 from worker.runner.attention.sdpa import SdpaBackend
 from worker.runner.devices import DeviceError
@@ -45,6 +46,14 @@ def _kernels_for(config: ModelConfig, device: torch.device, dtype: torch.dtype, 
     return Kernels(num_threads)
 
 
-def make_attention_backend(kernels: Kernels | None, config: ModelConfig) -> AttentionBackend:
-    """The attention of a model: by the kernels where there are any."""
-    return SdpaBackend(config.num_kv_heads) if kernels is None else CpuBackend(kernels, config)
+def make_attention_backend(
+    kernels: Kernels | None, config: ModelConfig, *, deterministic: bool = False
+) -> AttentionBackend:
+    """The attention of a model: by the kernels where there are any.
+
+    `deterministic`: a token's result must depend on its own sequence and position alone, to the last bit, as that of
+    the kernels always does.
+    """
+    if kernels is not None:
+        return CpuBackend(kernels, config)
+    return (FixedShapesBackend if deterministic else SdpaBackend)(config.num_kv_heads)
