@@ -348,13 +348,14 @@ class Scheduler:
         if self._left_rows:
             plan = msgspec.structs.replace(plan, ends_rows=tuple(self._left_rows))
             self._left_rows.clear()
+        for request in restarted:
+            request.restarts = False
         for piece in pieces:
             request = piece.request
             request.planned += piece.length
             request.in_flight += 1
             request.samples_in_flight += piece.samples
             request.last_step = plan.step
-            request.restarts = False
             if request.planned >= len(request.fill_ids):
                 request.state = State.DECODE
         self._launched.append(Launched(plan.step, pieces, plan.slots))
