@@ -9,7 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from deploy import cli
+from radixfleet.answers import worker_entry
 from radixfleet.errors import InvalidRequest, Unavailable
+from radixfleet.v1 import fleet_pb2
 from tests.support.fake_inference import FakeInference, delta, finished, serving, started, told
 
 ANSWER = (
@@ -265,3 +267,18 @@ def test_up_names_a_wrong_setting_before_anything_starts(radixfleet):
     code, _, err = radixfleet("up", "--model", "demo", "--page-size", "7")
     assert code == 2
     assert "--page-size must divide 64" in err
+
+
+def test_workers_shows_what_an_operator_should_change(radixfleet, monkeypatch):
+    """Behaviour 62: below the tables, a line for each shortage of memory."""
+    short = fleet_pb2.WorkerEntry(worker_id="w7", address="h:1", info={"advice": ["Run fewer at once."]})
+
+    async def listed(_):
+        return [worker_entry(short), worker_entry(fleet_pb2.WorkerEntry(worker_id="w8", address="h:2"))]
+
+    monkeypatch.setattr("deploy.commands.workers._workers", listed)
+    code, out, _ = radixfleet("workers")
+    assert code == 0
+    assert out.rstrip().endswith("w7: Run fewer at once.")
+    code, out, _ = radixfleet("workers", "--json")
+    assert [entry["info"]["advice"] for entry in json.loads(out)["workers"]] == [["Run fewer at once."], []]
