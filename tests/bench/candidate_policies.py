@@ -1,0 +1,161 @@
+"""Routing scores that were tried for the default and lost, kept to compare with (`bench_candidates.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import xxhash
+
+from radixfleet.blocks import BLOCK_TOKENS
+from router.policies.policy import cheapest, reason_for
+from router.view import NOBODY, Ranking, RequestView, WorkerView, eligible
+
+Cost = Callable[[RequestView, WorkerView, Sequence[WorkerView]], float]
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """The lowest of a cost that is given as a function of request, worker and all candidates."""
+
+    name: str
+    cost: Cost
+
+    def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
+        """Cost: whatever the function says."""
+        candidates = eligible(request, workers)
+        if not candidates:
+            return NOBODY
+        costs = {worker.slot: self.cost(request, worker, candidates) for worker in candidates}
+        chosen = cheapest(candidates, costs, random)
+        return Ranking(chosen.slot, reason_for(chosen, candidates, request), costs)
+
+
+def uncached(request: RequestView, worker: WorkerView) -> int:
+    """U."""
+    return request.prompt_tokens - BLOCK_TOKENS * request.matched_blocks[worker.slot]
+
+
+def backlog(weight: float) -> Cheapest:
+    """weight * Q + U."""
+
+    def cost(request: RequestView, worker: WorkerView, _: Sequence[WorkerView]) -> float:
+        return weight * worker.outstanding_prompt_tokens + uncached(request, worker)
+
+    return Cheapest(f"{weight:g}Q+U", cost)
+
+
+def falling(scale: float) -> Cheapest:
+    """Q / (1 + mean Q / (scale * N)) + U: the weight falls from 1 as the fleet's backlog grows."""
+
+    def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
+        mean = sum(each.outstanding_prompt_tokens for each in candidates) / len(candidates)
+        weight = 1 / (1 + mean / (scale * request.prompt_tokens))
+        return weight * worker.outstanding_prompt_tokens + uncached(request, worker)
+
+    return Cheapest(f"l(load/{scale:g})Q+U", cost)
+
+
+def product() -> Cheapest:
+    """(Q + U + a block) * (R + 1): LMetric."""
+
+    def cost(request: RequestView, worker: WorkerView, _: Sequence[WorkerView]) -> float:
+        work = worker.outstanding_prompt_tokens + uncached(request, worker) + BLOCK_TOKENS
+        return work * (worker.requests_in_flight + 1)
+
+    return Cheapest("product", cost)
+
+
+def predicted_ttft(chunk: int = 8192, step_tokens: float = 220.0, decode_tokens: float = 4.0) -> Cheapest:
+    """Steps to the first token, each with its fixed time and its decodes, in tokens of prefill."""
+
+    def cost(request: RequestView, worker: WorkerView, _: Sequence[WorkerView]) -> float:
+        work = worker.outstanding_prompt_tokens + uncached(request, worker)
+        steps = -(-work // chunk) + worker.places_short
+        return work + steps * (step_tokens + decode_tokens * worker.requests_in_flight)
+
+    return Cheapest("ttft", cost)
+
+
+@dataclass(frozen=True)
+class AffinityGate:
+    """llm-d's filter: of the workers that hold most of the prompt the least loaded, unless it is too far behind.
+
+    Holders are those within `similar` of the best match, of at least `worth` of the prompt. Among them, and among all,
+    the shortest backlog; the holder wins while it is at most `gate` prompts behind.
+    """
+
+    name: str = "affinity"
+    worth: float = 0.1
+    similar: float = 0.8
+    gate: float = 4.0
+
+    def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
+        """Cost: backlog with this prompt."""
+        candidates = eligible(request, workers)
+        if not candidates:
+            return NOBODY
+        costs = {w.slot: float(w.outstanding_prompt_tokens + uncached(request, w)) for w in candidates}
+        best = max(request.matched_tokens(worker.slot) for worker in candidates)
+        holders = [worker for worker in candidates if request.matched_tokens(worker.slot) >= self.similar * best]
+        chosen = cheapest(candidates, costs, random)
+        if best > self.worth * request.prompt_tokens:
+            holder = cheapest(holders, {worker.slot: costs[worker.slot] for worker in holders}, random)
+            if costs[holder.slot] <= costs[chosen.slot] + self.gate * request.prompt_tokens:
+                chosen = holder
+        return Ranking(chosen.slot, reason_for(chosen, candidates, request), costs)
+
+
+@dataclass(frozen=True)
+class TwoHashes:
+    """Two homes a prefix by hashing its beginning; the one with the shorter backlog gets it."""
+
+    name: str = "two_hashes"
+    prefix_blocks: int = 4
+
+    def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
+        """Cost: backlog with this prompt."""
+        candidates = eligible(request, workers)
+        if not candidates:
+            return NOBODY
+        costs = {
+            w.slot: float(w.outstanding_prompt_tokens + w.requests_in_flight * request.prompt_tokens / 32)
+            for w in candidates
+        }
+        count = min(self.prefix_blocks, len(request.block_hashes))
+        if not count:
+            return Ranking(cheapest(candidates, costs, random).slot, "load", costs)
+        key = int(request.block_hashes[count - 1])
+        homes = sorted(candidates, key=lambda w: xxhash.xxh3_64_intdigest(w.worker_id.encode(), seed=key))[:2]
+        chosen = cheapest(homes, {worker.slot: costs[worker.slot] for worker in homes}, random)
+        return Ranking(chosen.slot, "hash", costs)
+
+
+def weighted(queue: float, requests: float, *, name: str = "") -> Cheapest:
+    """U + queue * Q + N * requests * (R + W)."""
+
+    def cost(request: RequestView, worker: WorkerView, _: Sequence[WorkerView]) -> float:
+        load = worker.requests_in_flight + worker.places_short
+        return (
+            uncached(request, worker)
+            + queue * worker.outstanding_prompt_tokens
+            + requests * request.prompt_tokens * load
+        )
+
+    return Cheapest(name or f"U+{queue:g}Q+N{requests:g}R", cost)
+
+
+def relative(queue: float, requests: float, slack: float) -> Cheapest:
+    """U + queue * Q + N * requests * (R + W) / (mean R + slack)."""
+
+    def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
+        mean = sum(each.requests_in_flight for each in candidates) / len(candidates)
+        load = (worker.requests_in_flight + worker.places_short) / (mean + slack)
+        return (
+            uncached(request, worker)
+            + queue * worker.outstanding_prompt_tokens
+            + requests * request.prompt_tokens * load
+        )
+
+    return Cheapest(f"rel{queue:g},{requests:g},{slack:g}", cost)

@@ -1,0 +1,143 @@
+"""What the default policy does in situations in which routers went wrong. Real policy, index, scheduler and cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.lab.simulation import Outage
+from loadtest.results import RunResult
+from loadtest.workloads import SharedPrefix, SiblingBursts
+from tests.support.lab_fleet import H100, arrivals_of, figures, fleet, run, shared
+
+
+def requests_by_worker(result: RunResult, *, since_s: float = 0.0, until_s: float = float("inf")) -> list[int]:
+    counts = [0] * result.num_workers
+    for outcome in result.outcomes:
+        if since_s <= outcome.arrived_s < until_s and outcome.worker >= 0:
+            counts[outcome.worker] += 1
+    return counts
+
+
+class TestHotPrefix:
+    """All prompts begin alike, and one worker cannot serve them all."""
+
+    arrivals = staticmethod(lambda rate: shared(groups=1, per_group=100, prefix=2048, own=64, new=100, rate=rate))
+
+    def test_stays_where_it_is_while_that_worker_has_little_to_do(self) -> None:
+        """Another copy would cost a prefill and room in a second cache."""
+        assert sorted(requests_by_worker(run(self.arrivals(4.0))))[:3] == [0, 0, 0]
+
+
+class TestSiblings:
+    """Bursts of equal beginnings at one moment."""
+
+    BURSTS = SiblingBursts(
+        num_bursts=10, siblings=8, prefix_tokens=4096, unique_tokens=64, max_new_tokens=32, bursts_per_s=3.0
+    )
+
+    def test_a_burst_is_computed_once(self) -> None:
+        """Behaviour 45: choices see each other's bookings, and the engine lets siblings wait for the first."""
+        result = run(arrivals_of(self.BURSTS))
+        assert figures(result).hit_rate > figures(result).ceiling - 0.02
+
+    def test_a_burst_too_large_for_one_worker_is_shared(self) -> None:
+        """Behaviour 45: 400 requests of one prefix, at once, on workers that run 195 each."""
+        burst = shared(groups=1, per_group=400, prefix=1024, own=64, new=64, rate=None)
+        shares = requests_by_worker(run(burst, fleet(4, kv_tokens=100_000)))
+        assert min(shares) > 50, shares
+
+    def test_different_bursts_go_to_different_workers(self) -> None:
+        result = run(arrivals_of(self.BURSTS))
+        assert min(requests_by_worker(result)) > 0
+
+
+class TestNewWorker:
+    """Three warm workers, and a fourth that joins cold after some time."""
+
+    def test_gets_the_overflow_of_one_hot_prefix(self) -> None:
+        """Behaviour 48: nothing that it could do is not cached elsewhere."""
+        arrivals = shared(groups=1, per_group=600, prefix=1024, own=64, new=100, rate=300.0)
+        result = run(arrivals, outages=[Outage(3, 0.0, 1.0)])
+        later = requests_by_worker(result, since_s=1.2)
+        assert later[3] > 0.1 * sum(later), later
+
+
+class TestMixedSpeeds:
+    """Two workers as they are, two whose steps take three times as long."""
+
+    PRESETS = (H100, H100, H100.slowed(3.0), H100.slowed(3.0))
+
+    @pytest.mark.parametrize("prefix", [0, 1024])
+    def test_the_slow_ones_get_less(self, prefix: int) -> None:
+        arrivals = shared(groups=24, per_group=10, prefix=prefix, own=1024, new=64, rate=70.0)
+        default = run(arrivals, self.PRESETS)
+        even = run(arrivals, self.PRESETS, policy="round_robin")
+        fast, slow = sum(requests_by_worker(default)[:2]), sum(requests_by_worker(default)[2:])
+        assert 0 < slow < 0.7 * fast
+        assert figures(default).ttft_s.p90 < 0.7 * figures(even).ttft_s.p90
+
+
+class TestRestart:
+    """Worker 0 dies at 2 s and is back, empty, at 4 s."""
+
+    ARRIVALS = staticmethod(lambda: shared(groups=16, per_group=30, prefix=2048, own=64, new=64, rate=60.0))
+    OUTAGE = Outage(0, 2.0, 4.0)
+
+    def test_every_request_has_one_outcome_and_only_those_with_tokens_are_lost(self) -> None:
+        """Behaviour 53: tried once more elsewhere before the first token, and never after it."""
+        result = run(self.ARRIVALS(), outages=[self.OUTAGE])
+        lost = [outcome for outcome in result.outcomes if outcome.error]
+        assert lost
+        assert all(outcome.first_token_s is not None and outcome.first_token_s < 2.0 for outcome in lost)
+        assert all(outcome.worker == 0 for outcome in lost)
+        assert all(outcome.is_complete for outcome in result.outcomes if outcome not in lost)
+
+    def test_a_request_without_a_token_is_answered_by_another_worker(self) -> None:
+        """Behaviour 53."""
+        arrivals = shared(groups=30, per_group=1, prefix=8192, own=64, new=8, rate=None)
+        result = run(arrivals, outages=[Outage(0, 0.3, 60.0)])
+        again = [outcome for outcome in result.outcomes if outcome.tries == 2]
+        assert again
+        assert all(outcome.worker != 0 and outcome.is_complete for outcome in again)
+
+    def test_it_gets_nothing_while_it_is_away(self) -> None:
+        result = run(self.ARRIVALS(), outages=[self.OUTAGE])
+        assert requests_by_worker(result, since_s=2.0, until_s=4.0)[0] == 0
+
+    def test_with_nobody_left_requests_fail_with_the_reason(self) -> None:
+        arrivals = shared(groups=4, per_group=10, rate=10.0)
+        result = run(arrivals, fleet(1), outages=[Outage(0, 1.0, 2.0)])
+        away = [outcome for outcome in result.outcomes if 1.0 <= outcome.arrived_s < 2.0]
+        assert away
+        assert all("disconnected" in outcome.error for outcome in away)
+        assert all(outcome.is_complete for outcome in result.outcomes if outcome.arrived_s >= 2.0)
+
+
+class TestTwoRouters:
+    """Each sees all reports, and its own requests."""
+
+    def test_hit_nearly_as_often_as_one(self) -> None:
+        """Behaviour 51."""
+        workload = SharedPrefix(
+            num_groups=48,
+            prompts_per_group=12,
+            prefix_tokens=2048,
+            unique_tokens=64,
+            max_new_tokens=64,
+            requests_per_s=30.0,
+        )
+        one, two = (figures(run(arrivals_of(workload), num_routers=routers)) for routers in (1, 2))
+        assert two.hit_rate > one.hit_rate - 0.02
+        assert two.ttft_s.mean < 1.3 * one.ttft_s.mean
+
+
+class TestAccuracy:
+    """Prefixes that take 1.5 times the fleet's KV: evictions all the time."""
+
+    @pytest.mark.parametrize(("truth", "most"), [("deltas", 0.06), ("receipts", 0.10)])
+    def test_predicted_and_found_tokens_agree(self, truth: str, most: float) -> None:
+        """The fleet is overloaded here: what is evicted while a request waits in its worker's queue counts as error."""
+        arrivals = shared(groups=72, per_group=6, prefix=2048, own=64, new=32, rate=40.0)
+        result = run(arrivals, fleet(4, kv_tokens=24_576), truth=truth)
+        assert figures(result).prediction_error < most
+        assert 0.2 < figures(result).hit_rate < figures(result).ceiling - 0.1
