@@ -260,3 +260,44 @@ def test_leaping_is_not_done_while_steps_are_small() -> None:
         worker.step()
     worker.settle_all()
     assert worker.scheduler.steps_ahead() == 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "stage", "advised", "misled"),
+    [
+        (over(tokens=24), "prefill", {"chunk": 16}, {"max_running": 2}),
+        (over(sequences=3), "decode", {"max_running": 3}, {"chunk": 16}),
+        (over(sequences=3, in_sampling=True), "sampling", {"max_running": 3}, {"chunk": 16}),
+    ],
+)
+def test_the_advised_setting_ends_the_shortage_and_the_other_one_does_not(
+    rule: Rule, stage: str, advised: dict[str, int], misled: dict[str, int]
+) -> None:
+    """Behaviour 62: the advice of each stage of a step, in both directions."""
+
+    def shortages(**sizes: int) -> float:
+        worker = worker_with(rule, **sizes)
+        crowd(worker, 8, prompt_tokens=60 if stage == "prefill" else 1, max_new_tokens=12)
+        finish(worker, 2)
+        return worker.scheduler.counters.as_dict()[f"out_of_memory_{stage}"]
+
+    assert shortages() > 0
+    assert shortages(**advised) == 0
+    assert shortages(**misled) > 0
+
+
+def test_fewer_requests_or_more_pages_end_a_full_pool_and_smaller_chunks_do_not() -> None:
+    """Behaviour 62: the advice for a full KV pool, in both directions."""
+
+    def retractions(**sizes: int) -> int:
+        worker = worker_with(**({"num_pages": 40} | sizes))
+        for _ in range(200):
+            worker.scheduler._admission.growth_share.ended(0.0)
+        crowd(worker, 8, prompt_tokens=12, max_new_tokens=60)
+        finish(worker, 2)
+        return worker.scheduler.counters.retractions
+
+    assert retractions() > 0
+    assert retractions(max_running=2) == 0
+    assert retractions(num_pages=160) == 0
+    assert retractions(chunk=8) > 0
