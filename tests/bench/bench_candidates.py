@@ -1,4 +1,4 @@
-"""Candidates for the default routing score, in the policy lab: python tests/bench/bench_candidates.py [WORKERS [LOAD]]."""
+"""Candidates for the default routing score, in the lab: python tests/bench/bench_candidates.py [WORKERS [LOAD]]."""
 
 from __future__ import annotations
 
