@@ -7,7 +7,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
 
 # Time limits belong to the suite's timeout: a busy machine must not fail an example that is right.
 settings.register_profile("radixfleet", deadline=None)
