@@ -1,8 +1,8 @@
 """What deterministic inference costs: `python tests/bench/bench_deterministic.py [MODEL] [--threads 1]`.
 
 Prints tokens a second with the setting off and on, measured in turns, and what is kept of them: by the kernels in C,
-which need nothing but sampling row by row, and by torch alone. Tells the best of several runs; wants a quiet machine all
-the same. Set OMP_WAIT_POLICY=PASSIVE, as workers do, where the machine has other work.
+which need nothing but sampling row by row, and by torch alone. Tells the best of several runs; wants a quiet machine
+all the same. Set OMP_WAIT_POLICY=PASSIVE, as workers do, where the machine has other work.
 """
 
 from __future__ import annotations
