@@ -19,7 +19,6 @@ from deploy.options import to_arguments
 from deploy.processes import Child, ChildSpec
 from radixfleet.client import Client
 from radixfleet.errors import RadixfleetError
-from radixfleet.types import WorkerStatus
 
 Progress = Callable[[str], None]
 """Told, in words, what happens. Called often; the same text may come again."""
@@ -118,7 +117,7 @@ class LocalFleet:
             while True:
                 with suppress(RadixfleetError):
                     workers = await client.list_workers()
-                    serving = [w for w in workers if w.connected and w.status == WorkerStatus.SERVING]
+                    serving = [worker for worker in workers if not worker.ineligible_reason]
                     self._progress(f"workers: {len(serving)} of {self._spec.num_workers} ready")
                     if len(serving) >= self._spec.num_workers:
                         return

@@ -19,7 +19,11 @@ _SAMPLING = (
     click.option("--top-p", type=float, help="Keep the smallest set of tokens with this much probability."),
     click.option("--top-k", type=int, help="Keep the k most likely tokens."),
     click.option("--min-p", type=float, help="Keep tokens at least this likely, relative to the likeliest."),
-    click.option("--seed", type=int, help="Makes the answer repeatable."),
+    click.option(
+        "--seed",
+        type=int,
+        help="Makes the draws repeatable (to the last token with the worker's deterministic inference).",
+    ),
     click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
     click.option("--frequency-penalty", type=float, help="Discourage tokens for each time they came; -2 to 2."),

@@ -10,7 +10,7 @@ from radixfleet.answers import Completion, Explanation, WorkerEntry
 from radixfleet.settings import format_bytes
 from radixfleet.types import MemoryPools
 
-_NAMES = frozenset({"worker", "address", "request"})
+_NAMES = frozenset({"worker", "address", "state", "request"})
 """Columns that are never broken: people copy from them."""
 _WORDS = frozenset({"", "worker", "address", "state", "model", "request", "why", "device", "KV pool bounded by"})
 """Columns that hold words; the others hold numbers."""
@@ -18,7 +18,7 @@ _WORDS = frozenset({"", "worker", "address", "state", "model", "request", "why",
 
 def workers_table(workers: Sequence[WorkerEntry]) -> Table:
     """A row a worker: state, model, load, KV pool."""
-    table = _table("worker", "address", "state", "model", "running", "waiting", "KV used", "KV cached", "KV pool")
+    table = _table("worker", "address", "state", "model", "run", "wait", "KV used", "KV cached", "KV pool")
     for worker in sorted(workers, key=lambda entry: entry.worker_id):
         state = str(worker.status) if worker.connected else "disconnected"
         if worker.ineligible_reason and worker.ineligible_reason != state:
@@ -97,7 +97,7 @@ def candidates_table(explanation: Explanation) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(column, justify="left" if column in _WORDS else "right", no_wrap=column in _NAMES)
     return table

@@ -81,7 +81,11 @@ class MetricsServer:
         """Listens at once; port 0 takes a free one. Raises OSError when the port is taken."""
         app = prometheus_client.make_wsgi_app(registry)
         kind = _IPv6Server if ":" in host else _Server
-        self._server = make_server(host, port, app, kind, handler_class=_SilentHandler)
+        try:
+            self._server = make_server(host, port, app, kind, handler_class=_SilentHandler)
+        except OSError as error:
+            reason = f"cannot serve metrics at {host}:{port} ({error.strerror}): choose another port, or 0 for any"
+            raise OSError(error.errno, reason) from error
         self.port: int = self._server.server_port
         # prometheus_client's own start_http_server takes half a second to notice that it shall end.
         self._thread = threading.Thread(

@@ -72,14 +72,14 @@ class Limits:
             return f"max_new_tokens is {max_new_tokens}; it must be at least 1"
         total = prompt_tokens + max_new_tokens
         wanted = f"the prompt has {prompt_tokens} tokens and max_new_tokens is {max_new_tokens}, {total} together"
+        if total > self.max_context_tokens and self.max_context_tokens < self.kv_tokens:
+            return (
+                f"{wanted}, but the context is {self.max_context_tokens} tokens; shorten the prompt, lower "
+                "max_new_tokens, or, where the model allows it, raise the worker's --context-length"
+            )
         if total > self.kv_tokens:
             return (
                 f"{wanted}, but this worker's KV pool holds {self.kv_tokens} tokens; shorten the prompt, lower "
                 "max_new_tokens, or give the worker a larger KV pool (--mem-fraction-static, --device-memory)"
-            )
-        if total > self.max_context_tokens:
-            return (
-                f"{wanted}, but the context is {self.max_context_tokens} tokens; shorten the prompt, lower "
-                "max_new_tokens, or, where the model allows it, raise the worker's --context-length"
             )
         return None

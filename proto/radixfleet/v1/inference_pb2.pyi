@@ -217,7 +217,9 @@ class SamplingParams(_message.Message):
     min_p: _builtins.float
     """Keep tokens at least min_p times as likely as the likeliest. In [0, 1]. Default 0."""
     seed: _builtins.int
-    """With a seed, the same request gives the same tokens. Default: a fresh seed for each request."""
+    """With a seed, draws depend on the seed and the position alone: the same logits give the same tokens. Logits are equal
+    to the last bit only with deterministic inference. Default: a fresh seed for each request.
+    """
     max_new_tokens: _builtins.int
     """At most this many tokens. Default: 256, or what the context leaves when that is less. A value that the context or the
     KV pool can never hold is refused with INVALID_ARGUMENT.

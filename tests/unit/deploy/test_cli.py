@@ -191,6 +191,9 @@ def test_the_prompt_can_come_from_a_file(radixfleet, tmp_path):
         (["--prompt-file", "/no/such/file"], "cannot read"),
         (["--prompt", "a", "--raw", "--system", "s"], "--system belongs to --chat"),
         (["--prompt", "a", "--seed", "many"], "not a valid integer"),
+        (["--prompt", "a", "--endpoint", ""], "host:port"),
+        (["--prompt", "a", "--endpoint", "localhost"], "host:port"),
+        (["--prompt", "a", "--endpoint", "127.0.0.1:99999"], "65535"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_says_what_to_do(radixfleet, arguments, complaint):

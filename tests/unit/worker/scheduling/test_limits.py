@@ -56,9 +56,8 @@ def test_no_step_exceeds_its_bound(chunk: int, max_running: int) -> None:
         (5, -3, ["max_new_tokens", "-3"]),
         (1_000, 1, ["1001", "1000", "--context-length"]),
         (1, 1_000, ["1001", "1000", "--context-length"]),
-        (1_600, 1, ["1601", "1600", "KV pool", "--mem-fraction-static"]),
-        (5, 99_999_999, ["99999999", "1600", "KV pool"]),
-        (2**62, 2**62, ["KV pool"]),
+        (5, 99_999_999, ["99999999", "1000", "--context-length"]),
+        (2**62, 2**62, ["--context-length"]),
     ],
 )
 def test_what_never_fits_is_refused_with_numbers_and_the_setting(
@@ -81,3 +80,23 @@ def test_what_just_fits_is_not_refused(prompt_tokens: int, max_new_tokens: int) 
 def test_only_the_order_of_priorities_preempts(order: Order, preempts: bool) -> None:
     ready = SimRunner(SimRunnerConfig(), ManualClock()).load()
     assert Limits.from_ready(ready, order=order, preempt=True).preempt is preempts
+
+
+@pytest.mark.parametrize(
+    ("max_context_tokens", "named", "other"),
+    [(32, "--context-length", "KV pool"), (64, "--mem-fraction-static", "--context-length")],
+)
+def test_a_refusal_names_the_limit_that_binds(max_context_tokens: int, named: str, other: str) -> None:
+    """Behaviour 15: advice on the pool would not help a request that the context is too short for, nor the reverse."""
+    limits = Limits(
+        num_pages=5,
+        page_size=16,
+        max_running_requests=1,
+        chunked_prefill_size=16,
+        max_context_tokens=max_context_tokens,
+    )
+    refusal = limits.refusal(60, 5)
+    assert refusal is not None
+    for part in ("60", "5", "65", named):
+        assert part in refusal
+    assert other not in refusal
