@@ -59,7 +59,7 @@ class Prompts:
         """
         models = self._registry.models
         if not models:
-            raise Unavailable("no worker is known to this router, or none has told its model yet; try again later", retry_after_s=RETRY_AFTER_S)
+            raise Unavailable("this router knows of no worker that has told its model", retry_after_s=RETRY_AFTER_S)
         if not name and len(models) > 1:
             raise InvalidRequest(f"model must be one of {', '.join(models)}", field="model")
         name = name or models[0]
