@@ -88,15 +88,19 @@ class _Conversation:
                 self._client.complete([*self._messages, question], on_text=take, **self._options)
             )
         except KeyboardInterrupt:
-            self._console.print("\n(stopped)", style="dim")
+            click.echo()
+            self._console.print("(stopped)", style="dim")
         except InvalidRequest as error:
             self._console.print(f"{error} (/reset starts anew)", style="red")
             return
         except RadixfleetError as error:
+            if pieces:
+                click.echo()
             self._console.print(str(error), style="red")
             return
         else:
-            self._console.print(f"\n{_remark(completion)}", style="dim")
+            click.echo()
+            self._console.print(_remark(completion), style="dim", soft_wrap=True)
         answer = "".join(pieces)
         if answer:
             self._messages += [question, ChatMessage("assistant", answer)]

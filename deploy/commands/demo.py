@@ -11,10 +11,10 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.status import Status
 
 from deploy.demo_script import PERSONAS, Persona
 from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.progress import Progress
 from deploy.prompts import write_text
 from deploy.tables import completions_table, pools_table
 from radixfleet.answers import Completion, WorkerEntry
@@ -47,22 +47,21 @@ async def _demo(num_workers: int, model: str, max_new_tokens: int) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     console = Console(highlight=False)
     run_dir = Path(tempfile.mkdtemp(prefix="radixfleet-demo-"))
-    with Status("model: looking for it", console=console) as status:
-        path = await asyncio.to_thread(resolve_model, model, lambda text: status.update(f"model: {text}"))
+    with Progress(console) as progress:
+        path = await asyncio.to_thread(resolve_model, model, lambda text: progress(f"model: {text}"))
         spec = FleetSpec(
             num_workers=num_workers,
             router_options={"port": 0, "metrics_port": 0},
             worker_options={"model": str(path), "served_model_name": model},
             run_dir=run_dir,
         )
-        async with LocalFleet(spec, status.update) as fleet:
-            status.stop()
+        async with LocalFleet(spec, progress) as fleet:
+            progress.pause()
             console.print(f"router and {num_workers} workers are serving {model}; logs in {run_dir}")
             async with Client(fleet.endpoint) as client:
                 completions = await _conversations(client, console, max_new_tokens)
                 workers = await client.list_workers()
             _summary(console, completions, workers)
-            status.start()
     console.print("all processes have ended")
     return 0
 

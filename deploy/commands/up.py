@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.status import Status
 
 from deploy.local_fleet import FleetSpec, LocalFleet
 from deploy.options import DEFAULT_PORT
+from deploy.progress import Progress
 from deploy.tables import workers_table
 from radixfleet.client import Client
 from radixfleet.settings import click_options, load
@@ -76,12 +76,12 @@ def up(
         worker_options={"config": config, **worker_options},
         run_dir=run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-")),
     )
-    with Status("model: looking for it", console=console) as status:
-        resolve_model(settings.model, lambda text: status.update(f"model: {text}"))
-    return asyncio.run(_keep_up(spec, console))
+    with Progress(console) as progress:
+        resolve_model(settings.model, lambda text: progress(f"model: {text}"))
+        return asyncio.run(_keep_up(spec, console, progress))
 
 
-async def _keep_up(spec: FleetSpec, console: Console) -> int:
+async def _keep_up(spec: FleetSpec, console: Console, progress: Progress) -> int:
     """Until SIGINT or SIGTERM, which both arrive as a cancellation."""
     task = asyncio.current_task()
     assert task is not None
@@ -89,16 +89,14 @@ async def _keep_up(spec: FleetSpec, console: Console) -> int:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     is_up = False
     try:
-        with Status("starting", console=console) as status:
-            fleet = LocalFleet(spec, lambda text: (console.print if is_up and "\n" in text else status.update)(text))
-            async with fleet:
-                async with Client(fleet.endpoint) as client:
-                    console.print(workers_table(await client.list_workers()))
-                console.print(f"router  {fleet.endpoint}\nlogs    {spec.run_dir}")
-                console.print(f"try     radixfleet chat --endpoint {fleet.endpoint}\nstop    Ctrl-C")
-                is_up = True
-                status.update("serving")
-                await fleet.supervise()
+        async with LocalFleet(spec, progress) as fleet:
+            async with Client(fleet.endpoint) as client:
+                console.print(workers_table(await client.list_workers()))
+            console.print(f"router  {fleet.endpoint}\nlogs    {spec.run_dir}")
+            console.print(f"try     radixfleet chat --endpoint {fleet.endpoint}\nstop    Ctrl-C")
+            is_up = True
+            progress("serving")
+            await fleet.supervise()
     except asyncio.CancelledError:
         return 0 if is_up else 130
     return 0
