@@ -15,6 +15,8 @@ from tests.support.processes import survivors
 from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 RADIXFLEET = (sys.executable, "-m", "deploy.cli")
 
 
@@ -69,7 +71,6 @@ def up(tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Path]]
         fleet.wait()
 
 
-@pytest.mark.slow
 async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
     fleet, run_dir = up("--workers", "2")
     await until(lambda: address(run_dir, "router"), "the router listens", timeout_s=60)
@@ -95,7 +96,6 @@ async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
     await until(lambda: not survivors(everybody), "all processes have ended")
 
 
-@pytest.mark.slow
 async def test_a_killed_fleet_leaves_no_process_behind(up):
     """Behaviour 61: kill -9 of the parent takes router, workers, engines and runners with it."""
     fleet, run_dir = up("--workers", "1")
@@ -109,7 +109,6 @@ async def test_a_killed_fleet_leaves_no_process_behind(up):
     await until(lambda: not survivors(everybody), "all processes have ended")
 
 
-@pytest.mark.slow
 def test_a_fleet_whose_workers_cannot_start_says_why_and_ends(up, tmp_path):
     empty = tmp_path / "model"
     empty.mkdir()
