@@ -85,7 +85,7 @@ def config_for(path: Path, threads: int, dtype: Dtype, attention: AttentionName)
         model_path=str(path),
         dtype=dtype,
         num_threads=threads,
-        max_total_tokens=40_000,
+        max_total_tokens=100_000,  # the driver takes new slots for every prompt and gives none back
         chunked_prefill_size=2048,
         max_running_requests=32,
         max_context_tokens=4096,
