@@ -34,7 +34,7 @@ def open_kernels(
         if name == "cpu":
             raise DeviceError(f"no kernels for --attention cpu: {error}; use auto or sdpa") from error
         if device.type == "cpu":
-            _log.warning("no kernels in C: attention and steps take two to four times as long", why=str(error))
+            _log.warning("no kernels in C: attention and steps take about twice as long", why=str(error))
         return None
     _log.info("kernels in C", uses=kernels.features, threads=kernels.num_threads)
     return kernels
