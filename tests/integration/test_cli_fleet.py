@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -39,9 +40,9 @@ def worker_states(endpoint: str) -> dict[str, str]:
 
 def pid_of(fleet: subprocess.Popen[bytes], name: str) -> int | None:
     for process in psutil.Process(fleet.pid).children():
-        arguments = process.cmdline()
-        if name in arguments or (name == "router" and "router" in arguments):
-            return process.pid
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if name in process.cmdline():
+                return process.pid
     return None
 
 
