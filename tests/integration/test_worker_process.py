@@ -20,6 +20,7 @@ from radixfleet.channel import open_channel
 from radixfleet.errors import Unavailable
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, generate, read_failure, request
+from tests.support.processes import survivors
 from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
 
@@ -95,7 +96,7 @@ async def running(tmp_path: Path, *arguments: str) -> AsyncIterator[WorkerProces
         if process.returncode is None:
             process.kill()
         await process.wait()
-    await until(lambda: not any(child.is_running() for child in children), "the end of engine and runner")
+    await until(lambda: not survivors(children), "the end of engine and runner")
 
 
 async def test_sigterm_drains_then_exits(tmp_path: Path) -> None:
