@@ -17,16 +17,18 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: making $(VENV) (about 2 GB with torch; a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "setup: installing torch, then the rest"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt torch
+	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 	@echo "setup: done; the command is $(BIN)/radixfleet"
 
 demo: setup ## Start a router and two workers, chat with them, show what the cache did, stop
 	@$(BIN)/radixfleet demo
 
+# Two processes: a file stays on one of them, because its tests share a fleet, a model or a cluster.
+TEST_PROCESSES ?= 2
 test: setup ## Run the tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 SOAK_MINUTES ?= 10
 soak: setup ## Load a fleet for SOAK_MINUTES (10) while its processes are killed; pools must end empty, memory flat
