@@ -209,20 +209,136 @@ class ListWorkersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKERS_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerEntry]: ...
+    @_builtins.property
+    def fleet(self) -> Global___FleetState: ...
     def __init__(
         self,
         *,
         workers: _abc.Iterable[Global___WorkerEntry] | None = ...,
+        fleet: Global___FleetState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
+
+@_typing.final
+class FleetState(_message.Message):
+    """The router, and all its workers together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    REQUESTS_IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    SKETCH_BLOCKS_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    uptime_s: _builtins.float
+    """Seconds since the router started."""
+    policy: _builtins.str
+    requests_in_flight: _builtins.int
+    """Requests that the router carries now, and those of them that wait for a worker."""
+    queued_requests: _builtins.int
+    sketch_blocks: _builtins.int
+    """Distinct routing blocks in the sketch."""
+    version: _builtins.str
+    """Version of the radixfleet package."""
+    @_builtins.property
+    def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recent]:
+        """Over about 10 and about 60 seconds."""
+
+    def __init__(
+        self,
+        *,
+        uptime_s: _builtins.float = ...,
+        policy: _builtins.str = ...,
+        requests_in_flight: _builtins.int = ...,
+        queued_requests: _builtins.int = ...,
+        sketch_blocks: _builtins.int = ...,
+        recent: _abc.Iterable[Global___Recent] | None = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "queued_requests", b"queued_requests", "recent", b"recent", "requests_in_flight", b"requests_in_flight", "sketch_blocks", b"sketch_blocks", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetState: _TypeAlias = FleetState  # noqa: Y015
+
+@_typing.final
+class Recent(_message.Message):
+    """What happened in the last so many seconds: by how much the totals grew. See radixfleet.rates for what follows from it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.float
+    @_builtins.property
+    def totals(self) -> _worker_pb2.Totals: ...
+    @_builtins.property
+    def prompt_tokens(self) -> Global___PromptTokens: ...
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.float = ...,
+        totals: _worker_pb2.Totals | None = ...,
+        prompt_tokens: Global___PromptTokens | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "totals", b"totals"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "seconds", b"seconds", "totals", b"totals"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Recent: _TypeAlias = Recent  # noqa: Y015
+
+@_typing.final
+class PromptTokens(_message.Message):
+    """Prompt tokens of started requests, as the router predicted them and as their workers found them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKED_FIELD_NUMBER: _builtins.int
+    REACHABLE_FIELD_NUMBER: _builtins.int
+    PREDICTED_FIELD_NUMBER: _builtins.int
+    ACTUAL_FIELD_NUMBER: _builtins.int
+    MISPREDICTED_FIELD_NUMBER: _builtins.int
+    asked: _builtins.int
+    reachable: _builtins.int
+    """Thought to be cached on the eligible worker that holds most of the prompt."""
+    predicted: _builtins.int
+    """Thought to be cached on the chosen worker."""
+    actual: _builtins.int
+    """Found in its cache."""
+    mispredicted: _builtins.int
+    """By how much prediction and truth differed, request by request, whatever the direction."""
+    def __init__(
+        self,
+        *,
+        asked: _builtins.int = ...,
+        reachable: _builtins.int = ...,
+        predicted: _builtins.int = ...,
+        actual: _builtins.int = ...,
+        mispredicted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["actual", b"actual", "asked", b"asked", "mispredicted", b"mispredicted", "predicted", b"predicted", "reachable", b"reachable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTokens: _TypeAlias = PromptTokens  # noqa: Y015
 
 @_typing.final
 class WorkerEntry(_message.Message):
@@ -239,6 +355,7 @@ class WorkerEntry(_message.Message):
     SKETCH_BLOCKS_FIELD_NUMBER: _builtins.int
     APPROXIMATE_FIELD_NUMBER: _builtins.int
     INELIGIBLE_REASON_FIELD_NUMBER: _builtins.int
+    RECENT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Empty until the worker has answered once."""
     address: _builtins.str
@@ -257,6 +374,10 @@ class WorkerEntry(_message.Message):
     def info(self) -> _worker_pb2.WorkerInfo: ...
     @_builtins.property
     def load(self) -> _worker_pb2.Load: ...
+    @_builtins.property
+    def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recent]:
+        """Over about 10 and about 60 seconds. Empty while nothing was heard from it."""
+
     def __init__(
         self,
         *,
@@ -271,10 +392,11 @@ class WorkerEntry(_message.Message):
         sketch_blocks: _builtins.int = ...,
         approximate: _builtins.bool = ...,
         ineligible_reason: _builtins.str = ...,
+        recent: _abc.Iterable[Global___Recent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "load", b"load"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "approximate", b"approximate", "booked_prompt_tokens", b"booked_prompt_tokens", "booked_requests", b"booked_requests", "connected", b"connected", "ineligible_reason", b"ineligible_reason", "info", b"info", "load", b"load", "sketch_blocks", b"sketch_blocks", "status", b"status", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "approximate", b"approximate", "booked_prompt_tokens", b"booked_prompt_tokens", "booked_requests", b"booked_requests", "connected", b"connected", "ineligible_reason", b"ineligible_reason", "info", b"info", "load", b"load", "recent", b"recent", "sketch_blocks", b"sketch_blocks", "status", b"status", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

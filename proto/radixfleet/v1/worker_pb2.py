@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from radixfleet.v1 import inference_pb2 as radixfleet_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aradixfleet/v1/worker.proto\x12\rradixfleet.v1\x1a\x1dradixfleet/v1/inference.proto\"t\n\x0bRouterFrame\x12(\n\x06starts\x18\x01 \x03(\x0b\x32\x18.radixfleet.v1.LinkStart\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\x12*\n\x07\x63redits\x18\x03 \x03(\x0b\x32\x19.radixfleet.v1.LinkCredit\"\x82\x01\n\tLinkStart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.radixfleet.v1.GenerateRequest\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06\x63redit\x18\x04 \x01(\rB\x0c\n\n_timeout_s\",\n\nLinkCredit\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x63redit\x18\x02 \x01(\r\"8\n\x0bWorkerFrame\x12)\n\x07replies\x18\x01 \x03(\x0b\x32\x18.radixfleet.v1.LinkReply\"k\n\tLinkReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x33\n\x08response\x18\x02 \x01(\x0b\x32\x1f.radixfleet.v1.GenerateResponseH\x00\x12\x10\n\x06status\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05\x65vent\"\x10\n\x0eGetInfoRequest\"\xae\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12+\n\x06status\x18\x03 \x01(\x0e\x32\x1b.radixfleet.v1.WorkerStatus\x12\'\n\x05model\x18\x04 \x01(\x0b\x32\x18.radixfleet.v1.ModelInfo\x12)\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32\x17.radixfleet.v1.Capacity\x12*\n\x06memory\x18\x06 \x01(\x0b\x32\x1a.radixfleet.v1.MemoryPools\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x14\n\x0c\x62lock_scheme\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x0e\n\x06\x61\x64vice\x18\n \x03(\t\"l\n\x08\x43\x61pacity\x12\x11\n\tkv_tokens\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x03 \x01(\r\x12\x1c\n\x14\x63hunked_prefill_size\x18\x04 \x01(\r\"\x8a\x01\n\x0bMemoryPools\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rweights_bytes\x18\x03 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x19\n\x11\x61\x63tivations_bytes\x18\x05 \x01(\x04\x12\x12\n\nbounded_by\x18\x06 \x01(\t\"\x97\x01\n\x04Load\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12!\n\x19outstanding_prompt_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13kv_protected_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13kv_evictable_tokens\x18\x05 \x01(\x04\"\x15\n\x13GetTokenizerRequest\"\x1e\n\x0eTokenizerChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"$\n\x11WatchStateRequest\x12\x0f\n\x07watcher\x18\x01 \x01(\t\"\xd6\x02\n\x0bStateUpdate\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12+\n\x06status\x18\x03 \x01(\x0e\x32\x1b.radixfleet.v1.WorkerStatus\x12!\n\x04load\x18\x04 \x01(\x0b\x32\x13.radixfleet.v1.Load\x12)\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32\x17.radixfleet.v1.Capacity\x12-\n\x06\x64igest\x18\x06 \x01(\x0b\x32\x1b.radixfleet.v1.PrefixDigestH\x00\x12+\n\x05\x64\x65lta\x18\x07 \x01(\x0b\x32\x1a.radixfleet.v1.PrefixDeltaH\x00\x12/\n\x0clease_events\x18\x08 \x03(\x0b\x32\x19.radixfleet.v1.LeaseEvent\x12\x0e\n\x06\x61\x64vice\x18\t \x03(\tB\x08\n\x06prefix\"$\n\x0cPrefixDigest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\"-\n\x0bPrefixDelta\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x02 \x01(\x0c\"\xc0\x01\n\nLeaseEvent\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12.\n\x05phase\x18\x02 \x01(\x0e\x32\x1f.radixfleet.v1.LeaseEvent.Phase\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"Y\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_STARTED\x10\x01\x12\x15\n\x11PHASE_FIRST_TOKEN\x10\x02\x12\x0f\n\x0bPHASE_ENDED\x10\x03\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"D\n\rDrainResponse\x12\x19\n\x11\x66inished_requests\x18\x01 \x01(\r\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"A\n\x12\x46lushCacheResponse\x12\x16\n\x0e\x66lushed_tokens\x18\x01 \x01(\x04\x12\x13\n\x0bkept_tokens\x18\x02 \x01(\x04\"$\n\x0c\x41\x62ortRequest\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08*\x99\x01\n\x0cWorkerStatus\x12\x1d\n\x19WORKER_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATUS_LOADING\x10\x01\x12\x19\n\x15WORKER_STATUS_SERVING\x10\x02\x12\x1a\n\x16WORKER_STATUS_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATUS_FAILED\x10\x04\x32\x8f\x04\n\x06Worker\x12\x42\n\x04Link\x12\x1a.radixfleet.v1.RouterFrame\x1a\x1a.radixfleet.v1.WorkerFrame(\x01\x30\x01\x12\x43\n\x07GetInfo\x12\x1d.radixfleet.v1.GetInfoRequest\x1a\x19.radixfleet.v1.WorkerInfo\x12S\n\x0cGetTokenizer\x12\".radixfleet.v1.GetTokenizerRequest\x1a\x1d.radixfleet.v1.TokenizerChunk0\x01\x12L\n\nWatchState\x12 .radixfleet.v1.WatchStateRequest\x1a\x1a.radixfleet.v1.StateUpdate0\x01\x12\x42\n\x05\x44rain\x12\x1b.radixfleet.v1.DrainRequest\x1a\x1c.radixfleet.v1.DrainResponse\x12Q\n\nFlushCache\x12 .radixfleet.v1.FlushCacheRequest\x1a!.radixfleet.v1.FlushCacheResponse\x12\x42\n\x05\x41\x62ort\x12\x1b.radixfleet.v1.AbortRequest\x1a\x1c.radixfleet.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aradixfleet/v1/worker.proto\x12\rradixfleet.v1\x1a\x1dradixfleet/v1/inference.proto\"t\n\x0bRouterFrame\x12(\n\x06starts\x18\x01 \x03(\x0b\x32\x18.radixfleet.v1.LinkStart\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\x12*\n\x07\x63redits\x18\x03 \x03(\x0b\x32\x19.radixfleet.v1.LinkCredit\"\x82\x01\n\tLinkStart\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.radixfleet.v1.GenerateRequest\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0e\n\x06\x63redit\x18\x04 \x01(\rB\x0c\n\n_timeout_s\",\n\nLinkCredit\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06\x63redit\x18\x02 \x01(\r\"8\n\x0bWorkerFrame\x12)\n\x07replies\x18\x01 \x03(\x0b\x32\x18.radixfleet.v1.LinkReply\"k\n\tLinkReply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x33\n\x08response\x18\x02 \x01(\x0b\x32\x1f.radixfleet.v1.GenerateResponseH\x00\x12\x10\n\x06status\x18\x03 \x01(\x0cH\x00\x42\x07\n\x05\x65vent\"\x10\n\x0eGetInfoRequest\"\xae\x02\n\nWorkerInfo\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12+\n\x06status\x18\x03 \x01(\x0e\x32\x1b.radixfleet.v1.WorkerStatus\x12\'\n\x05model\x18\x04 \x01(\x0b\x32\x18.radixfleet.v1.ModelInfo\x12)\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32\x17.radixfleet.v1.Capacity\x12*\n\x06memory\x18\x06 \x01(\x0b\x32\x1a.radixfleet.v1.MemoryPools\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x14\n\x0c\x62lock_scheme\x18\x08 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\t \x01(\r\x12\x0e\n\x06\x61\x64vice\x18\n \x03(\t\"l\n\x08\x43\x61pacity\x12\x11\n\tkv_tokens\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x03 \x01(\r\x12\x1c\n\x14\x63hunked_prefill_size\x18\x04 \x01(\r\"\x8a\x01\n\x0bMemoryPools\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x15\n\rweights_bytes\x18\x03 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x04 \x01(\x04\x12\x19\n\x11\x61\x63tivations_bytes\x18\x05 \x01(\x04\x12\x12\n\nbounded_by\x18\x06 \x01(\t\"\x97\x01\n\x04Load\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x18\n\x10waiting_requests\x18\x02 \x01(\r\x12!\n\x19outstanding_prompt_tokens\x18\x03 \x01(\x04\x12\x1b\n\x13kv_protected_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13kv_evictable_tokens\x18\x05 \x01(\x04\"\x88\x02\n\x06Totals\x12\x10\n\x08requests\x18\x01 \x01(\x04\x12\x19\n\x11\x66inished_requests\x18\x02 \x01(\x04\x12\x17\n\x0f\x66\x61iled_requests\x18\x03 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x04 \x01(\x04\x12\x15\n\rcached_tokens\x18\x05 \x01(\x04\x12\x18\n\x10generated_tokens\x18\x06 \x01(\x04\x12\r\n\x05steps\x18\x07 \x01(\x04\x12\x0e\n\x06step_s\x18\x08 \x01(\x01\x12\x10\n\x08\x62ubble_s\x18\t \x01(\x01\x12\x13\n\x0bretractions\x18\n \x01(\x04\x12\x15\n\rout_of_memory\x18\x0b \x01(\x04\x12\x13\n\x0bttft_counts\x18\x0c \x03(\x04\"\x15\n\x13GetTokenizerRequest\"\x1e\n\x0eTokenizerChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"$\n\x11WatchStateRequest\x12\x0f\n\x07watcher\x18\x01 \x01(\t\"\xfd\x02\n\x0bStateUpdate\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12+\n\x06status\x18\x03 \x01(\x0e\x32\x1b.radixfleet.v1.WorkerStatus\x12!\n\x04load\x18\x04 \x01(\x0b\x32\x13.radixfleet.v1.Load\x12)\n\x08\x63\x61pacity\x18\x05 \x01(\x0b\x32\x17.radixfleet.v1.Capacity\x12-\n\x06\x64igest\x18\x06 \x01(\x0b\x32\x1b.radixfleet.v1.PrefixDigestH\x00\x12+\n\x05\x64\x65lta\x18\x07 \x01(\x0b\x32\x1a.radixfleet.v1.PrefixDeltaH\x00\x12/\n\x0clease_events\x18\x08 \x03(\x0b\x32\x19.radixfleet.v1.LeaseEvent\x12\x0e\n\x06\x61\x64vice\x18\t \x03(\t\x12%\n\x06totals\x18\n \x01(\x0b\x32\x15.radixfleet.v1.TotalsB\x08\n\x06prefix\"$\n\x0cPrefixDigest\x12\x14\n\x0c\x62lock_hashes\x18\x01 \x01(\x0c\"-\n\x0bPrefixDelta\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x0c\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x02 \x01(\x0c\"\xc0\x01\n\nLeaseEvent\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12.\n\x05phase\x18\x02 \x01(\x0e\x32\x1f.radixfleet.v1.LeaseEvent.Phase\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"Y\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_STARTED\x10\x01\x12\x15\n\x11PHASE_FIRST_TOKEN\x10\x02\x12\x0f\n\x0bPHASE_ENDED\x10\x03\"0\n\x0c\x44rainRequest\x12\x14\n\x07grace_s\x18\x01 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"D\n\rDrainResponse\x12\x19\n\x11\x66inished_requests\x18\x01 \x01(\r\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"A\n\x12\x46lushCacheResponse\x12\x16\n\x0e\x66lushed_tokens\x18\x01 \x01(\x04\x12\x13\n\x0bkept_tokens\x18\x02 \x01(\x04\"$\n\x0c\x41\x62ortRequest\x12\x14\n\x0c\x65xecution_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08*\x99\x01\n\x0cWorkerStatus\x12\x1d\n\x19WORKER_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKER_STATUS_LOADING\x10\x01\x12\x19\n\x15WORKER_STATUS_SERVING\x10\x02\x12\x1a\n\x16WORKER_STATUS_DRAINING\x10\x03\x12\x18\n\x14WORKER_STATUS_FAILED\x10\x04\x32\x8f\x04\n\x06Worker\x12\x42\n\x04Link\x12\x1a.radixfleet.v1.RouterFrame\x1a\x1a.radixfleet.v1.WorkerFrame(\x01\x30\x01\x12\x43\n\x07GetInfo\x12\x1d.radixfleet.v1.GetInfoRequest\x1a\x19.radixfleet.v1.WorkerInfo\x12S\n\x0cGetTokenizer\x12\".radixfleet.v1.GetTokenizerRequest\x1a\x1d.radixfleet.v1.TokenizerChunk0\x01\x12L\n\nWatchState\x12 .radixfleet.v1.WatchStateRequest\x1a\x1a.radixfleet.v1.StateUpdate0\x01\x12\x42\n\x05\x44rain\x12\x1b.radixfleet.v1.DrainRequest\x1a\x1c.radixfleet.v1.DrainResponse\x12Q\n\nFlushCache\x12 .radixfleet.v1.FlushCacheRequest\x1a!.radixfleet.v1.FlushCacheResponse\x12\x42\n\x05\x41\x62ort\x12\x1b.radixfleet.v1.AbortRequest\x1a\x1c.radixfleet.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'radixfleet.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATUS']._serialized_start=2265
-  _globals['_WORKERSTATUS']._serialized_end=2418
+  _globals['_WORKERSTATUS']._serialized_start=2571
+  _globals['_WORKERSTATUS']._serialized_end=2724
   _globals['_ROUTERFRAME']._serialized_start=76
   _globals['_ROUTERFRAME']._serialized_end=192
   _globals['_LINKSTART']._serialized_start=195
@@ -54,34 +54,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEMORYPOOLS']._serialized_end=1112
   _globals['_LOAD']._serialized_start=1115
   _globals['_LOAD']._serialized_end=1266
-  _globals['_GETTOKENIZERREQUEST']._serialized_start=1268
-  _globals['_GETTOKENIZERREQUEST']._serialized_end=1289
-  _globals['_TOKENIZERCHUNK']._serialized_start=1291
-  _globals['_TOKENIZERCHUNK']._serialized_end=1321
-  _globals['_WATCHSTATEREQUEST']._serialized_start=1323
-  _globals['_WATCHSTATEREQUEST']._serialized_end=1359
-  _globals['_STATEUPDATE']._serialized_start=1362
-  _globals['_STATEUPDATE']._serialized_end=1704
-  _globals['_PREFIXDIGEST']._serialized_start=1706
-  _globals['_PREFIXDIGEST']._serialized_end=1742
-  _globals['_PREFIXDELTA']._serialized_start=1744
-  _globals['_PREFIXDELTA']._serialized_end=1789
-  _globals['_LEASEEVENT']._serialized_start=1792
-  _globals['_LEASEEVENT']._serialized_end=1984
-  _globals['_LEASEEVENT_PHASE']._serialized_start=1895
-  _globals['_LEASEEVENT_PHASE']._serialized_end=1984
-  _globals['_DRAINREQUEST']._serialized_start=1986
-  _globals['_DRAINREQUEST']._serialized_end=2034
-  _globals['_DRAINRESPONSE']._serialized_start=2036
-  _globals['_DRAINRESPONSE']._serialized_end=2104
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=2106
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=2125
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=2127
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=2192
-  _globals['_ABORTREQUEST']._serialized_start=2194
-  _globals['_ABORTREQUEST']._serialized_end=2230
-  _globals['_ABORTRESPONSE']._serialized_start=2232
-  _globals['_ABORTRESPONSE']._serialized_end=2262
-  _globals['_WORKER']._serialized_start=2421
-  _globals['_WORKER']._serialized_end=2948
+  _globals['_TOTALS']._serialized_start=1269
+  _globals['_TOTALS']._serialized_end=1533
+  _globals['_GETTOKENIZERREQUEST']._serialized_start=1535
+  _globals['_GETTOKENIZERREQUEST']._serialized_end=1556
+  _globals['_TOKENIZERCHUNK']._serialized_start=1558
+  _globals['_TOKENIZERCHUNK']._serialized_end=1588
+  _globals['_WATCHSTATEREQUEST']._serialized_start=1590
+  _globals['_WATCHSTATEREQUEST']._serialized_end=1626
+  _globals['_STATEUPDATE']._serialized_start=1629
+  _globals['_STATEUPDATE']._serialized_end=2010
+  _globals['_PREFIXDIGEST']._serialized_start=2012
+  _globals['_PREFIXDIGEST']._serialized_end=2048
+  _globals['_PREFIXDELTA']._serialized_start=2050
+  _globals['_PREFIXDELTA']._serialized_end=2095
+  _globals['_LEASEEVENT']._serialized_start=2098
+  _globals['_LEASEEVENT']._serialized_end=2290
+  _globals['_LEASEEVENT_PHASE']._serialized_start=2201
+  _globals['_LEASEEVENT_PHASE']._serialized_end=2290
+  _globals['_DRAINREQUEST']._serialized_start=2292
+  _globals['_DRAINREQUEST']._serialized_end=2340
+  _globals['_DRAINRESPONSE']._serialized_start=2342
+  _globals['_DRAINRESPONSE']._serialized_end=2410
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=2412
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=2431
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=2433
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=2498
+  _globals['_ABORTREQUEST']._serialized_start=2500
+  _globals['_ABORTREQUEST']._serialized_end=2536
+  _globals['_ABORTRESPONSE']._serialized_start=2538
+  _globals['_ABORTRESPONSE']._serialized_end=2568
+  _globals['_WORKER']._serialized_start=2727
+  _globals['_WORKER']._serialized_end=3254
 # @@protoc_insertion_point(module_scope)

@@ -353,6 +353,73 @@ class Load(_message.Message):
 Global___Load: _TypeAlias = Load  # noqa: Y015
 
 @_typing.final
+class Totals(_message.Message):
+    """What a worker has done since its engine started. Every number only grows; with a new incarnation all begin at 0. Rates are
+    differences of two of these: see radixfleet.rates.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    FINISHED_REQUESTS_FIELD_NUMBER: _builtins.int
+    FAILED_REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    STEP_S_FIELD_NUMBER: _builtins.int
+    BUBBLE_S_FIELD_NUMBER: _builtins.int
+    RETRACTIONS_FIELD_NUMBER: _builtins.int
+    OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
+    TTFT_COUNTS_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """Requests that left the queue."""
+    finished_requests: _builtins.int
+    """Of those, ended by themselves, and by a failure."""
+    failed_requests: _builtins.int
+    prompt_tokens: _builtins.int
+    """Of admitted requests, and how many of them were found in the cache."""
+    cached_tokens: _builtins.int
+    generated_tokens: _builtins.int
+    steps: _builtins.int
+    """Steps of the device, the seconds it spent in them, and those it idled between them while there was work."""
+    step_s: _builtins.float
+    bubble_s: _builtins.float
+    retractions: _builtins.int
+    """Requests put back because the KV pool ran full."""
+    out_of_memory: _builtins.int
+    """Steps taken back for want of device memory."""
+    @_builtins.property
+    def ttft_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests by their time to first token: one count for each bucket of radixfleet.telemetry.TTFT_BUCKETS_S, and one for
+        what took longer. Not cumulative over the buckets.
+        """
+
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        finished_requests: _builtins.int = ...,
+        failed_requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        generated_tokens: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        step_s: _builtins.float = ...,
+        bubble_s: _builtins.float = ...,
+        retractions: _builtins.int = ...,
+        out_of_memory: _builtins.int = ...,
+        ttft_counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bubble_s", b"bubble_s", "cached_tokens", b"cached_tokens", "failed_requests", b"failed_requests", "finished_requests", b"finished_requests", "generated_tokens", b"generated_tokens", "out_of_memory", b"out_of_memory", "prompt_tokens", b"prompt_tokens", "requests", b"requests", "retractions", b"retractions", "step_s", b"step_s", "steps", b"steps", "ttft_counts", b"ttft_counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Totals: _TypeAlias = Totals  # noqa: Y015
+
+@_typing.final
 class GetTokenizerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -420,6 +487,7 @@ class StateUpdate(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     LEASE_EVENTS_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
+    TOTALS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     """Counts prefix changes within an incarnation: a delta carries the digest's number plus one, and so on. An update
@@ -444,6 +512,10 @@ class StateUpdate(_message.Message):
     def advice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As in WorkerInfo."""
 
+    @_builtins.property
+    def totals(self) -> Global___Totals:
+        """In the first update, and then in one of those of each second."""
+
     def __init__(
         self,
         *,
@@ -456,10 +528,11 @@ class StateUpdate(_message.Message):
         delta: Global___PrefixDelta | None = ...,
         lease_events: _abc.Iterable[Global___LeaseEvent] | None = ...,
         advice: _abc.Iterable[_builtins.str] | None = ...,
+        totals: Global___Totals | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "delta", b"delta", "digest", b"digest", "load", b"load", "prefix", b"prefix"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "delta", b"delta", "digest", b"digest", "load", b"load", "prefix", b"prefix", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "capacity", b"capacity", "delta", b"delta", "digest", b"digest", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "capacity", b"capacity", "delta", b"delta", "digest", b"digest", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prefix: _TypeAlias = _typing.Literal["digest", "delta"]  # noqa: Y015
     _WhichOneofArgType_prefix: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
