@@ -59,6 +59,8 @@ class Worker:
     feed: StateFeed
     requests: RunningRequests
     metrics: WorkerMetrics
+    registration: Registration
+    """At the routers of the settings; `follow` changes them."""
 
 
 @asynccontextmanager
@@ -108,8 +110,9 @@ async def running_worker(
         if settings.address_file is not None:
             await asyncio.to_thread(publish, settings.address_file, address)
         await engine.start()
-        await stack.enter_async_context(Registration(settings.routers, worker_id, port, _advertised(settings, address)))
-        yield Worker(description, address, metrics_server.port, engine, feed, requests, metrics)
+        registration = Registration(settings.routers, worker_id, port, _advertised(settings, address))
+        await stack.enter_async_context(registration)
+        yield Worker(description, address, metrics_server.port, engine, feed, requests, metrics, registration)
 
 
 def make_engine(settings: WorkerSettings, model_path: Path, spec: TokenizerSpec) -> EngineHandle:

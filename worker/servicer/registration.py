@@ -33,20 +33,27 @@ class Registration:
         self._worker_id = worker_id
         self._port = port
         self._address = address
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
-        self._tasks = [
-            asyncio.create_task(self._keep_registered(router), name=f"registration at {router}")
-            for router in self._routers
-        ]
+        await self.follow(self._routers)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        await self.follow(())
+
+    async def follow(self, routers: Sequence[str]) -> None:
+        """Be registered at these routers from now on, and leave the others."""
+        dropped = [router for router in self._tasks if router not in routers]
+        tasks = [self._tasks.pop(router) for router in dropped]
+        for router in routers:
+            if router not in self._tasks:
+                registering = self._keep_registered(router)
+                self._tasks[router] = asyncio.create_task(registering, name=f"registration at {router}")
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(self._leave(router) for router in self._routers))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(self._leave(router) for router in dropped))
 
     async def _keep_registered(self, router: str) -> None:
         """Registering again is harmless, and finds out a router that was restarted and has forgotten."""

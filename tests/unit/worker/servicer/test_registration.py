@@ -83,3 +83,20 @@ async def test_the_address_is_the_one_that_the_router_can_reach() -> None:
         await until(lambda: bool(router.registered))
     assert router.registered[0] == "127.0.0.1:1234"
     await router.stop()
+
+
+async def test_routers_may_change_while_it_runs() -> None:
+    """It registers at the new one and takes itself off the list of the old one."""
+    old, new = await RegisteringRouter().start(), await RegisteringRouter().start()
+    async with Registration([f"127.0.0.1:{old.port}"], WorkerId("w"), 5, "10.0.0.9:5") as registration:
+        await until(lambda: bool(old.registered))
+        await registration.follow([f"127.0.0.1:{new.port}"])
+        assert old.removed == ["w"]
+        await until(lambda: bool(new.registered))
+        told = len(old.registered)
+        await until(lambda: len(new.registered) >= 3)
+        assert len(old.registered) == told, "the old one hears no more of it"
+        assert new.removed == []
+    assert new.removed == ["w"]
+    await old.stop()
+    await new.stop()
