@@ -58,6 +58,7 @@ class Router:
     """host:port of the gRPC server, as one on this machine reaches it."""
     metrics_port: int
     registry: WorkerRegistry
+    gate: Gate
     sketch: Sketch
     look_aside: LookAside
     log: RequestLog
@@ -120,7 +121,7 @@ async def running_router(
         if settings.address_file is not None:
             await asyncio.to_thread(publish, settings.address_file, address)
         _log.info("router listens", address=address, metrics_port=metrics_server.port, policy=settings.policy)
-        yield Router(address, metrics_server.port, registry, sketch, look_aside, log, metrics, server, health)
+        yield Router(address, metrics_server.port, registry, gate, sketch, look_aside, log, metrics, server, health)
     _log.info("router stopped")
 
 

@@ -42,7 +42,12 @@ class Gate:
     @property
     def num_waiting(self) -> int:
         """Requests in all queues."""
-        return sum(map(len, self._queues.values()))
+        return sum(self.waiting.values())
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Requests in the queue of each model; those of which someone waits, or waited."""
+        return {model: len(queue) for model, queue in self._queues.items()}
 
     async def enter(self, request: PreparedRequest, deadline: Callable[[], float | None]) -> Lease:
         """A worker for the request, booked; perhaps after a wait.
