@@ -57,6 +57,12 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
 
+class FollowBlocks(msgspec.Struct, frozen=True, tag=True):
+    """Tell, or no longer tell, the tokens of cached routing blocks: see `Report.block_runs`."""
+
+    on: bool
+
+
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Compile a grammar before a request needs it; the engine passes this on to the runner. Answered by `Prepared`."""
 
@@ -76,7 +82,7 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """End the engine process after settling what is in flight."""
 
 
-FrontMessage: TypeAlias = Submit | Abort | Flush | Prepare | Stop
+FrontMessage: TypeAlias = Submit | Abort | Flush | FollowBlocks | Prepare | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -146,6 +152,19 @@ class Flushed(msgspec.Struct, frozen=True, tag=True):
     kept_tokens: int
 
 
+class BlockRun(msgspec.Struct, frozen=True, array_like=True):
+    """Cached routing blocks that follow one another in a prefix, with their tokens."""
+
+    namespace: tuple[str, ...]
+    first: int
+    """Place of the first of them in its prefix; 0 is the beginning."""
+    parent: int
+    """Hash of the block before it; at the beginning, the namespace's seed."""
+    hashes: npt.NDArray[np.uint64]
+    token_ids: npt.NDArray[np.int32]
+    """64 for each."""
+
+
 class Report(msgspec.Struct, frozen=True, tag=True):
     """State of the engine: sent about every 50 ms while something changes, at least every 500 ms as a sign of life."""
 
@@ -164,6 +183,9 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """Prompt tokens in chunks and sequences that a step may have now: below the capacity after a shortage of memory."""
     advice: dict[str, str] = {}
     """By stage, for the operator: what to change, while memory is short there or was so a moment ago."""
+    block_runs: list[BlockRun] | None = None
+    """None unless followed. In the first report after `FollowBlocks` every cached block; then at least those in
+    `added_blocks`. Parents come before their children."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):

@@ -19,6 +19,7 @@ from worker.core.messages import (
     EngineMessage,
     Flush,
     Flushed,
+    FollowBlocks,
     FrontMessage,
     LoadFailed,
     Output,
@@ -133,6 +134,11 @@ class Conversation(ABC):
         """Compile a grammar."""
         ticket = next(self._tickets)
         return (await self._ask(Prepare(ticket, grammar), ticket, self._preparations)).refusal
+
+    def follow_blocks(self, *, on: bool) -> None:
+        """Have reports tell the tokens of cached blocks."""
+        if self._status is WorkerStatus.SERVING and not self._stopping:
+            self._send(FollowBlocks(on))
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Add a listener."""

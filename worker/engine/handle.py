@@ -207,6 +207,13 @@ class EngineHandle(Protocol):
         """Drop all prefixes that no running request uses. Raises Unavailable unless SERVING, or if the engine dies."""
         ...
 
+    def follow_blocks(self, *, on: bool) -> None:
+        """Have reports tell the tokens of cached blocks (`Report.block_runs`), or no longer.
+
+        Does nothing unless SERVING, and is over when the engine restarts.
+        """
+        ...
+
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` on the event loop with each report and state change from now on.
 

@@ -21,7 +21,19 @@ from typing import Protocol
 import structlog
 
 from radixfleet.clock import Clock
-from worker.core.messages import Abort, EngineMessage, Flush, Flushed, FrontMessage, Prepare, Report, Stop, Submit
+from worker.core.messages import (
+    Abort,
+    BlockRun,
+    EngineMessage,
+    Flush,
+    Flushed,
+    FollowBlocks,
+    FrontMessage,
+    Prepare,
+    Report,
+    Stop,
+    Submit,
+)
 from worker.core.step import StepPlan
 from worker.engine.counters import LoopCounters, StepTimes
 from worker.engine.executors import Executor
@@ -67,6 +79,8 @@ class EngineLoop:
         self._reported_s = clock.now()
         self._changed = True
         """Something happened since the last report."""
+        self._all_blocks_wanted = False
+        """The next report has the tokens of all cached blocks."""
         self._checked_s = clock.now()
         self._unchecked = False
         """Something happened since the last check."""
@@ -117,6 +131,9 @@ class EngineLoop:
                 case Flush(ticket=ticket):
                     flushed_tokens, kept_tokens = self._scheduler.flush()
                     self._mailbox.send(Flushed(ticket, flushed_tokens, kept_tokens))
+                case FollowBlocks(on=on):
+                    self._scheduler.cache.block_events.follow(on=on)
+                    self._all_blocks_wanted = on
                 case Prepare():
                     self._executor.prepare(message)
                 case Stop():
@@ -189,8 +206,18 @@ class EngineLoop:
                 bubble_s=bubble_s,
                 step_limits=self._scheduler.step_limits,
                 advice=self._scheduler.shortages.open,
+                block_runs=self._block_runs(),
             )
         )
+
+    def _block_runs(self) -> list[BlockRun] | None:
+        """See `Report.block_runs`. In the turn in which the changes were drained, so that nothing falls in between."""
+        cache = self._scheduler.cache
+        runs = cache.block_events.drain_runs()
+        if self._all_blocks_wanted:
+            self._all_blocks_wanted = False
+            return cache.block_runs()
+        return runs
 
     def _tell_shortages(self) -> None:
         """One line when memory runs short, and one when there is enough again: not one for each step."""

@@ -53,6 +53,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS
+from worker.core.messages import BlockRun
 from worker.core.step import Int32Array
 from worker.memory.block_events import BlockEvents, HashArray
 from worker.memory.page_allocator import PageAllocator, PageError, pages_of, slots_of
@@ -66,6 +67,8 @@ from worker.memory.radix_tree import (
     hang,
     hashes_behind,
     make_root,
+    run_behind,
+    run_of,
     split,
     trim,
 )
@@ -333,6 +336,10 @@ class RadixCache:
         hashes = [node.hashes for node in self.nodes() if not isinstance(node, Root)]
         return np.sort(np.concatenate(hashes)) if hashes else np.empty(0, dtype=np.uint64)
 
+    def block_runs(self) -> list[BlockRun]:
+        """All cached routing blocks with their tokens, parents before children. O(tree)."""
+        return [run_of(node) for node in self.nodes() if not isinstance(node, Root) and len(node.hashes)]
+
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included, parents first. O(tree): for checks, digests and tests."""
         stack: list[Node] = list(self._roots.values())
@@ -356,6 +363,8 @@ class RadixCache:
         """Put the pages of what of `tokens` (from position 0) is behind `node` into the tree. Returns their node."""
         hashes = hashes_behind(node, tokens)
         self.block_events.add(hashes)
+        if self.block_events.are_followed and len(hashes):
+            self.block_events.note(run_behind(node, tokens, hashes))
         # A node that another handle is at must keep its end, and one with children its place above them.
         if node is handle.node and node.locks == 1 and not node.children and not isinstance(node, Root):
             grow(node, tokens, pages, hashes)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes, seed_hash
 from radixfleet.types import BlockHash
+from worker.core.messages import BlockRun
 from worker.core.step import Int32Array
 from worker.memory.page_allocator import PageError
 
@@ -73,6 +74,29 @@ def hashes_behind(node: Node, tokens: Int32Array) -> HashArray:
     """Hashes of the routing blocks that end in (node.end, len(tokens)]. `tokens`: the prefix from position 0."""
     boundary = node.end // BLOCK_TOKENS * BLOCK_TOKENS
     return chain_hashes(_chain_at_end(node), tokens[boundary:].view(np.uint32))
+
+
+def run_behind(node: Node, tokens: Int32Array, hashes: HashArray) -> BlockRun:
+    """What `hashes_behind` gave, with the tokens."""
+    first = node.end // BLOCK_TOKENS
+    own = tokens[first * BLOCK_TOKENS : (first + len(hashes)) * BLOCK_TOKENS].copy()
+    return BlockRun(_namespace(node), first, int(_chain_at_end(node)), hashes, own)
+
+
+def run_of(node: Node) -> BlockRun:
+    """The blocks that end in a node below a root, with their tokens. O(its own length)."""
+    assert node.parent is not None, "a root has no blocks"
+    first = node.start // BLOCK_TOKENS
+    own = _tokens_from(node, first * BLOCK_TOKENS)[: len(node.hashes) * BLOCK_TOKENS]
+    return BlockRun(_namespace(node), first, int(_chain_at_end(node.parent)), node.hashes, own)
+
+
+def _namespace(node: Node) -> tuple[str, ...]:
+    while node.parent is not None:
+        node = node.parent
+    if not isinstance(node, Root):
+        raise PageError("the node is in no tree")
+    return node.namespace
 
 
 def _chain_at_end(node: Node) -> BlockHash:
@@ -178,11 +202,16 @@ def _recomputed_hashes(node: Node) -> HashArray:
     if node.parent is None:
         raise PageError("the node is in no tree")
     boundary = node.start // BLOCK_TOKENS * BLOCK_TOKENS
+    return chain_hashes(_chain_at_end(node.parent), _tokens_from(node, boundary).view(np.uint32))
+
+
+def _tokens_from(node: Node, position: int) -> Int32Array:
+    """The tokens of positions [position, node.end), some of which may lie in ancestors."""
     runs, above = [node.tokens], node.parent
-    while above.end > boundary and above.parent is not None:
-        runs.append(above.tokens[max(boundary - above.start, 0) :])
+    while above is not None and above.parent is not None and above.end > position:
+        runs.append(above.tokens[max(position - above.start, 0) :])
         above = above.parent
-    return chain_hashes(_chain_at_end(node.parent), np.concatenate(runs[::-1]).view(np.uint32))
+    return np.concatenate(runs[::-1])
 
 
 def _shortened(array: Int32Array, length: int) -> Int32Array:

@@ -12,11 +12,13 @@ from worker.core.logits import LogitEdits, StepLogprobs, TokenLogprobs
 from worker.core.messages import (
     Abort,
     Admitted,
+    BlockRun,
     Child,
     Ended,
     EngineMessage,
     Flush,
     Flushed,
+    FollowBlocks,
     FrontMessage,
     LoadFailed,
     Output,
@@ -93,6 +95,7 @@ FRONT_MESSAGES: list[FrontMessage] = [
     submit(np.empty(0, dtype=np.int32)),
     Abort(uid=7),
     Flush(ticket=1),
+    FollowBlocks(on=True),
     Prepare(ticket=2, grammar=Grammar(GrammarKind.REGEX, "é+")),
     Stop(),
     msgspec.structs.replace(
@@ -140,6 +143,9 @@ ENGINE_MESSAGES: list[EngineMessage] = [
         step_age_s=0.1,
         step_s=[0.01],
         bubble_s=[0.0],
+        block_runs=[
+            BlockRun(("model", "", "salt"), 3, 2**64 - 1, np.array([7], np.uint64), np.arange(64, dtype=np.int32))
+        ],
     ),
 ]
 

@@ -12,7 +12,7 @@ from radixfleet.types import FinishReason
 from tests.support.engine_fakes import ListeningFront, ObedientExecutor, ready, submit
 from tests.support.grammars import regex
 from tests.support.memory_faults import shortage
-from worker.core.messages import Abort, Flush, Flushed, Prepare, Prepared, Report, StepOutputs, Stop
+from worker.core.messages import Abort, Flush, Flushed, FollowBlocks, Prepare, Prepared, Report, StepOutputs, Stop
 from worker.engine.loop import CHECK_EVERY_S, REPORT_ALIVE_S, REPORT_CHANGED_S, EngineLoop
 from worker.scheduling.limits import Limits
 from worker.scheduling.scheduler import Scheduler
@@ -154,6 +154,24 @@ def test_flush_is_answered_with_its_ticket(serial: Engine) -> None:
     serial.front.inbox.append(Flush(ticket=42))
     serial.idle()
     assert serial.front.take(Flushed) == [Flushed(ticket=42, flushed_tokens=8, kept_tokens=0)]
+
+
+def test_tells_the_tokens_of_blocks_to_whoever_follows_them_and_to_nobody_else(serial: Engine) -> None:
+    serial.front.inbox.append(submit(1, 65, max_new_tokens=1))
+    serial.run_out()
+    assert serial.report().block_runs is None
+    serial.front.inbox.append(FollowBlocks(on=True))
+    (run,) = serial.report().block_runs or []
+    assert (run.namespace, run.first, run.token_ids.tolist()) == (("model",), 0, list(range(1000, 1064)))
+    assert run.hashes.tolist() == serial.scheduler.cache.block_hashes().tolist()
+    serial.front.inbox.append(submit(2, 65, max_new_tokens=1))
+    serial.run_out()
+    serial.clock.advance(REPORT_ALIVE_S)
+    serial.idle()
+    later = [run for report in serial.front.take(Report) for run in report.block_runs or []]
+    assert [run.token_ids.tolist() for run in later] == [list(range(2000, 2064))]
+    serial.front.inbox.append(FollowBlocks(on=False))
+    assert serial.report().block_runs is None
 
 
 def test_an_idle_engine_reports_to_be_seen_alive_and_no_more(serial: Engine) -> None:
