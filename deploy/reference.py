@@ -1,6 +1,7 @@
-"""The README's tables of settings, made from the settings classes: `python -m deploy.reference` rewrites them in place.
+"""The README's tables of settings and metrics, made from the code: `python -m deploy.reference` rewrites them in place.
 
-Each table stands between `<!-- settings: NAME -->` and `<!-- end -->`. A test compares what is committed.
+Each table stands between `<!-- settings: NAME -->`, or `<!-- metrics: NAME -->`, and `<!-- end -->`. A test compares
+what is committed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from pathlib import Path
 
 import click
 
+from deploy.monitoring.catalog import families
 from radixfleet.settings import ProcessSettings, click_options
 from router.config import RouterSettings
 from worker.config import WorkerSettings
 
 SETTINGS: Mapping[str, type[ProcessSettings]] = {"worker": WorkerSettings, "router": RouterSettings}
-_TABLE = re.compile(r"(<!-- settings: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- (settings|metrics): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NOTES = re.compile(r"^(?P<text>.*?)\s*\[(?P<notes>[^\]]*)\]$", re.DOTALL)
 
 
@@ -38,9 +40,22 @@ def settings_table(cls: type[ProcessSettings]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def metrics_table(process: str) -> str:
+    """A Markdown table: name, type, unit, labels, meaning. The texts are those of the endpoint."""
+    lines = ["| metric | type | unit | labels | meaning |", "|---|---|---|---|---|"]
+    for each in families(process):
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        lines.append(f"| `{each.name}` | {each.kind} | {each.unit} | {labels} | {each.meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_tables(text: str) -> str:
     """The README's text with every table made anew."""
-    return _TABLE.sub(lambda found: found[1] + settings_table(SETTINGS[found[2]]) + found[3], text)
+    return _TABLE.sub(lambda found: found[1] + _table(found[2], found[3]) + found[4], text)
+
+
+def _table(kind: str, process: str) -> str:
+    return settings_table(SETTINGS[process]) if kind == "settings" else metrics_table(process)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import grpc.aio
@@ -33,6 +34,10 @@ from router.dispatch.gate import Gate
 from router.dispatch.link_stream import Links
 from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
+from router.http.app import HttpApp
+from router.http.openai.models import models_routes
+from router.http.operations import operations_routes
+from router.http.server import HttpServer
 from router.index import Sketch
 from router.metrics import FleetSample, RouterMetrics, WorkerSample
 from router.policies import make_policy
@@ -65,6 +70,13 @@ class Router:
     metrics: RouterMetrics
     server: grpc.aio.Server
     health: Health
+    http: HttpServer | None
+    """None: HTTP is switched off."""
+
+    @property
+    def http_port(self) -> int:
+        """Where HTTP is served; -1: nowhere."""
+        return -1 if self.http is None else self.http.port
 
 
 @asynccontextmanager
@@ -117,11 +129,21 @@ async def running_router(
         stack.push_async_callback(server.stop, None)
         registry.start()
         await server.start()
+        http = None
+        if settings.http_port >= 0:
+            app = HttpApp([*operations_routes(registry, metrics.registry), *models_routes(prompts)])
+            http = HttpServer(app, settings.host, settings.http_port)
+            stack.push_async_callback(http.close)
+            http.start()
         address = local_address(settings.host, port)
+        http_port = -1 if http is None else http.port
         if settings.address_file is not None:
-            await asyncio.to_thread(publish, settings.address_file, address)
-        _log.info("router listens", address=address, metrics_port=metrics_server.port, policy=settings.policy)
-        yield Router(address, metrics_server.port, registry, gate, sketch, look_aside, log, metrics, server, health)
+            await asyncio.to_thread(_publish, settings.address_file, address, local_address(settings.host, http_port))
+        ports = {"http_port": http_port, "metrics_port": metrics_server.port}
+        _log.info("router listens", address=address, **ports, policy=settings.policy)
+        yield Router(
+            address, metrics_server.port, registry, gate, sketch, look_aside, log, metrics, server, health, http
+        )
     _log.info("router stopped")
 
 
@@ -131,6 +153,8 @@ async def drain(router: Router, grace_s: float) -> None:
     Open calls that are no requests (someone watches the health) do not hold it up.
     """
     stopping = asyncio.create_task(router.server.stop(grace_s + _FLUSH_S))
+    if router.http is not None:
+        router.http.stop_accepting()
     if not await router.log.wait_until_idle(grace_s):
         router.log.cut()
     await router.server.stop(_FLUSH_S)
@@ -170,6 +194,12 @@ async def _serve(settings: RouterSettings) -> None:
         if not drained.done():
             router.log.cut()
         await drained
+
+
+def _publish(file: Path, address: str, http_address: str) -> None:
+    """Tell scripts where the router listens; gRPC last, as that is the file that they wait for."""
+    publish(file.with_name(f"{file.name}.http"), http_address)
+    publish(file, address)
 
 
 @asynccontextmanager
@@ -215,6 +245,7 @@ def _worker_sample(worker: WorkerState, name: str, clock: Clock) -> WorkerSample
         eligible=not worker.ineligible_reason,
         approximate=worker.approximate,
         breaker=worker.breaker.state.value,
+        breaker_opened=worker.breaker.num_opened,
         running_requests=view.running_requests,
         waiting_requests=view.waiting_requests,
         outstanding_prompt_tokens=view.outstanding_prompt_tokens,

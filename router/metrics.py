@@ -12,11 +12,18 @@ import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from radixfleet.telemetry import DECISION_BUCKETS_S, QUEUE_BUCKETS_S, REQUEST_BUCKETS_S, TTFT_BUCKETS_S
+from radixfleet.telemetry import (
+    DECISION_BUCKETS_S,
+    GAP_BUCKETS_S,
+    QUEUE_BUCKETS_S,
+    REQUEST_BUCKETS_S,
+    TTFT_BUCKETS_S,
+)
 
 OUTCOMES = (
     "ok",
@@ -47,6 +54,8 @@ class WorkerSample:
     eligible: bool
     approximate: bool
     breaker: str
+    breaker_opened: int
+    """How often."""
     running_requests: int
     waiting_requests: int
     outstanding_prompt_tokens: int
@@ -70,6 +79,7 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.requests = self._counter(
             "requests", "Generate requests, by how they ended: ok, or the gRPC status in lower case.", outcome=OUTCOMES
         )
@@ -99,6 +109,9 @@ class RouterMetrics:
         )
         self.leases = self._counter("leases", "Leases of Fleet.Route, by how they ended.", outcome=LEASE_OUTCOMES)
         self.resyncs = self._counter("resyncs", "State streams begun anew because a report was missing.")
+        self.state_gap_s = self._histogram(
+            "state_gap_seconds", "Between two reports of a worker, on one state stream.", GAP_BUCKETS_S
+        )
         self.decision_s = self._histogram("decision_seconds", "Choosing and booking a worker.", DECISION_BUCKETS_S)
         self.tokenize_s = self._histogram(
             "tokenize_seconds", "Tokenizing and hashing a prompt, the wait for a thread included.", QUEUE_BUCKETS_S
@@ -147,11 +160,11 @@ class _FleetCollector(Collector):
         self._sample = sample
         self._loop = loop
 
-    def describe(self) -> Iterator[GaugeMetricFamily]:
+    def describe(self) -> Iterator[Metric]:
         """Nothing: registering must not take a sample, for that waits for the loop that registers."""
         return iter(())
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """On the thread of the scrape. Without the fleet's gauges when the event loop does not answer in time."""
         taking = self._take()
         try:
@@ -178,6 +191,12 @@ class _FleetCollector(Collector):
             for state in ("closed", "open", "half_open"):
                 breakers.add_metric([worker.worker, state], worker.breaker == state)
         yield breakers
+        opened = CounterMetricFamily(
+            f"{_PREFIX}worker_breaker_opened", "Times that the worker's circuit breaker opened.", labels=["worker"]
+        )
+        for worker in fleet.workers:
+            opened.add_metric([worker.worker], worker.breaker_opened)
+        yield opened
 
     async def _take(self) -> FleetSample:
         return self._sample()

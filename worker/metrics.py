@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from radixfleet.telemetry import (
     INTER_TOKEN_BUCKETS_S,
+    LENGTH_BUCKETS_TOKENS,
     QUEUE_BUCKETS_S,
     REQUEST_BUCKETS_S,
     STEP_BUCKETS_S,
@@ -25,16 +26,22 @@ _BUBBLE_BUCKETS_S = (1e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 0.001, 0.0025, 0.005, 0.01,
 STEP_STAGES = ("prefill", "decode", "sampling")
 SHORT_STAGES = (*STEP_STAGES, "kv_full")
 """Stages at which memory runs short while serving, as `worker.memory.advisor.Stage` names them."""
-_ENGINE_COUNTERS = {
+ENGINE_TOTALS = {
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "cached_tokens": "Prompt tokens whose KV was found in the cache at admission.",
-    "computed_prompt_tokens": "Prompt tokens computed, those computed again after a retraction among them.",
     "generated_tokens": "Tokens generated.",
-    "retractions": "Requests put back into the queue because the KV pool ran full.",
+    "discarded_tokens": "Tokens that a step computed for a request that had ended by then.",
+    "retractions": "Running requests put back into the queue: the KV pool ran full, or one of higher priority came.",
+    "preemptions": "Of these, for a waiting request of higher priority.",
     "steps": "Steps that the device ended.",
     "failed_steps": "Steps that failed as a whole.",
 }
 """Of the engine's totals (`Report.counters`), those shown: name there -> help."""
+
+
+STEP_KINDS = ("prefill", "decode", "mixed")
+_COMPUTED = ("prompt", "decode")
+_POOLS = ("weights", "kv", "activations")
 
 
 class Outcome(StrEnum):
@@ -99,9 +106,22 @@ class WorkerMetrics:
         )
         self._requests = self._counter("requests", "Requests by outcome.", "outcome")
         self._restarts = self._counter("engine_restarts", "Times that the engine died and was started again.")
-        self._engine = {name: self._counter(name, text) for name, text in _ENGINE_COUNTERS.items()}
+        self._engine = {name: self._counter(name, text) for name, text in ENGINE_TOTALS.items()}
         self._engine["scheduling_s"] = self._counter(
             "scheduling_seconds", "Seconds that the engine's thread spent on scheduling."
+        )
+        self._planned_steps = self._counter(
+            "planned_steps", "Steps planned: with chunks of prompts alone, decodes alone, or both.", "kind"
+        )
+        self._computed = self._counter(
+            "computed_tokens", "Tokens computed in steps: of prompts (again after a retraction), or decodes.", "kind"
+        )
+        self._evicted_blocks = self._counter("evicted_blocks", "Blocks of 64 tokens that left the prefix cache.")
+        self._prompt_length = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of an admitted request.", LENGTH_BUCKETS_TOKENS
+        )
+        self._output_length = self._histogram(
+            "request_generated_tokens", "Tokens of an answer that ended, however it did.", LENGTH_BUCKETS_TOKENS
         )
         self._out_of_memory = self._counter(
             "out_of_memory", "Steps taken back for want of device memory, to be tried again smaller.", "stage"
@@ -117,6 +137,12 @@ class WorkerMetrics:
             self._requests.labels(outcome.value)
         for stage in STEP_STAGES:
             self._out_of_memory.labels(stage)
+        for kind in STEP_KINDS:
+            self._planned_steps.labels(kind)
+        for kind in _COMPUTED:
+            self._computed.labels(kind)
+        for pool in _POOLS:
+            self._pool_bytes.labels(pool)
         self.memory((0, 0), {})
         self.status_changed(WorkerStatus.LOADING)
 
@@ -138,11 +164,7 @@ class WorkerMetrics:
         """An engine is ready."""
         self._kv_total.set(capacity.kv_tokens)
         self._device_bytes.set(memory.total_bytes)
-        for pool, size in (
-            ("weights", memory.weights_bytes),
-            ("kv", memory.kv_bytes),
-            ("activations", memory.activations_bytes),
-        ):
+        for pool, size in zip(_POOLS, (memory.weights_bytes, memory.kv_bytes, memory.activations_bytes), strict=True):
             self._pool_bytes.labels(pool).set(size)
 
     def engine_lost(self) -> None:
@@ -161,11 +183,20 @@ class WorkerMetrics:
             counter.inc(self._increase(counters, name))
         for stage in STEP_STAGES:
             self._out_of_memory.labels(stage).inc(self._increase(counters, f"out_of_memory_{stage}"))
+        for kind in STEP_KINDS:
+            self._planned_steps.labels(kind).inc(self._increase(counters, f"{kind}_steps"))
+        prompt_tokens = self._increase(counters, "prompt_step_tokens")
+        self._computed.labels("prompt").inc(prompt_tokens)
+        self._computed.labels("decode").inc(max(0.0, self._increase(counters, "computed_tokens") - prompt_tokens))
         self._totals = dict(counters)
         for duration in step_s:
             self._step.observe(duration)
         for duration in bubble_s:
             self._bubble.observe(duration)
+
+    def evicted(self, blocks: int) -> None:
+        """So many blocks left the cache since the last report."""
+        self._evicted_blocks.inc(blocks)
 
     def memory(self, step_limits: tuple[int, int], short_stages: Collection[str]) -> None:
         """The size that steps may have (prompt tokens, requests), and where memory is short."""
@@ -185,9 +216,10 @@ class WorkerMetrics:
         self._kv_used.set(load.kv_protected_tokens)
         self._kv_evictable.set(load.kv_evictable_tokens)
 
-    def admitted(self, queue_s: float) -> None:
+    def admitted(self, queue_s: float, prompt_tokens: int) -> None:
         """A request left the queue."""
         self._queue.observe(queue_s)
+        self._prompt_length.observe(prompt_tokens)
 
     def first_token(self, ttft_s: float) -> None:
         """A request has its first token."""
@@ -197,6 +229,10 @@ class WorkerMetrics:
         """`count` further tokens of a request came `seconds` after the one before."""
         for _ in range(count):
             self._inter_token.observe(seconds / count)
+
+    def answered(self, generated_tokens: int) -> None:
+        """The answer of an admitted request ended, with so many tokens."""
+        self._output_length.observe(generated_tokens)
 
     def ended(self, outcome: Outcome, seconds: float) -> None:
         """A request ended, `seconds` after it came."""

@@ -38,6 +38,8 @@ class Breaker:
         self._failed_at_s = float("-inf")
         self._opened_at_s: float | None = None
         self._probing = False
+        self.num_opened = 0
+        """How often it opened, a failed probe included."""
 
     @property
     def is_closed(self) -> bool:
@@ -74,13 +76,13 @@ class Breaker:
         """The worker could not be reached, or never answered a request sent at `sent_at_s`."""
         if probe and self._probing:
             self._probing = False
-            self._opened_at_s = self._clock.now()
+            self._open()
         if sent_at_s < self._failed_at_s:
             return
         self._failed_at_s = self._clock.now()
         self._failed_in_row += 1
         if self._opened_at_s is None and self._failed_in_row >= self._limit:
-            self._opened_at_s = self._clock.now()
+            self._open()
 
     def neither(self, *, probe: bool) -> None:
         """The request ended before it could tell (the client left, say)."""
@@ -93,3 +95,7 @@ class Breaker:
         self._failed_at_s = float("-inf")
         self._opened_at_s = None
         self._probing = False
+
+    def _open(self) -> None:
+        self._opened_at_s = self._clock.now()
+        self.num_opened += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, auto
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,10 @@ class StateIntake:
     def take(self, update: worker_pb2.StateUpdate) -> Next:
         """Take it in, and say what is to be done."""
         state = self._state
-        state.updated_at_s = self._clock.now()
+        now_s = self._clock.now()
+        if state.connected and state.updated_at_s is not None:
+            self._metrics.state_gap_s.observe(now_s - state.updated_at_s)
+        state.updated_at_s = now_s
         is_new_engine = self._take_incarnation(Incarnation(update.incarnation))
         status = convert.worker_status(update.status)
         is_new_status = status is not state.status
@@ -59,6 +63,8 @@ class StateIntake:
         if update.HasField("capacity"):
             self._take_capacity(update.capacity)
         state.report(convert.load(update.load))
+        if update.HasField("totals"):
+            state.activity.heard(partial(convert.totals, update.totals))
         state.advice = tuple(update.advice)
         for event in update.lease_events:
             phase = _PHASES.get(event.phase)

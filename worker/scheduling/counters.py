@@ -22,6 +22,13 @@ class Counters:
     """Of those, found in the cache at first admission."""
     computed_tokens: int = 0
     """Computed by all launched steps: prompts, decodes, and once more what a retraction lost."""
+    prompt_step_tokens: int = 0
+    """Of those, in chunks of prompts; the others are decodes."""
+    prefill_steps: int = 0
+    """Launched steps that only computed prompts."""
+    decode_steps: int = 0
+    mixed_steps: int = 0
+    """Launched steps that did both."""
     generated_tokens: int = 0
     discarded_tokens: int = 0
     """Sampled by a step that was in flight when its request ended."""
@@ -36,6 +43,17 @@ class Counters:
     """... and those that failed when all layers were computed."""
     stalled_decodes: int = 0
     """Decodes that skipped a step, for want of a page about to be released."""
+
+    def launched(self, decodes: int, prompt_tokens: int, *, steps: int = 1) -> None:
+        """Count `steps` like steps, each of so many decodes and tokens of prompts."""
+        self.computed_tokens += steps * (decodes + prompt_tokens)
+        self.prompt_step_tokens += steps * prompt_tokens
+        if decodes and prompt_tokens:
+            self.mixed_steps += steps
+        elif prompt_tokens:
+            self.prefill_steps += steps
+        else:
+            self.decode_steps += steps
 
     def as_dict(self) -> dict[str, float]:
         """A copy, by name."""

@@ -193,7 +193,7 @@ class Scheduler:
         for _ in range(num_steps):
             self._step_planned()
         num_tokens = num_steps * len(self._running)
-        self.counters.computed_tokens += num_tokens
+        self.counters.launched(len(self._running), 0, steps=num_steps)
         self.counters.generated_tokens += num_tokens
         for request in [each for each in self._running.values() if not each.is_growing]:
             self._finish(request, Ended(request.uid, FinishReason.LENGTH))
@@ -359,7 +359,7 @@ class Scheduler:
             if request.planned >= len(request.fill_ids):
                 request.state = State.DECODE
         self._launched.append(Launched(plan.step, pieces, plan.slots))
-        self.counters.computed_tokens += plan.num_tokens
+        self.counters.launched(num_decodes, plan.num_tokens - num_decodes)
         return plan
 
     def _step_planned(self) -> None:

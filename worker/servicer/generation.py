@@ -68,6 +68,11 @@ class Observer:
                 worker_pb2.LeaseEvent(lease_id=identity.lease_id, phase=phase, cached_tokens=cached_tokens)
             )
 
+    def first_token(self, ttft_s: float) -> None:
+        """A request has its first token, `ttft_s` after it came."""
+        self.metrics.first_token(ttft_s)
+        self.feed.first_token(ttft_s)
+
 
 class Generation:
     """See the module. The outcome is set once, by whoever comes first: the end of the stream, or `close`."""
@@ -166,7 +171,7 @@ class Generation:
     def _admit(self, admitted: Admitted) -> None:
         self._admitted_s = admitted.at_s
         self._cached_tokens = admitted.cached_tokens
-        self._observer.metrics.admitted(max(0.0, admitted.at_s - self._arrived_s))
+        self._observer.metrics.admitted(max(0.0, admitted.at_s - self._arrived_s), self._prompt_tokens)
         self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_STARTED, admitted.cached_tokens)
         self._start()
 
@@ -193,7 +198,7 @@ class Generation:
         now_s = self._observer.clock.now()
         if self._first_token_s is None:
             self._first_token_s = now_s
-            self._observer.metrics.first_token(now_s - self._arrived_s)
+            self._observer.first_token(now_s - self._arrived_s)
             self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_FIRST_TOKEN, self._cached_tokens)
         elif choice.last_token_s is not None:
             self._observer.metrics.tokens(count, now_s - choice.last_token_s)
@@ -238,4 +243,6 @@ class Generation:
             return
         self.outcome = outcome
         self._observer.metrics.ended(outcome, self._observer.clock.now() - self._arrived_s)
+        if self._admitted_s is not None:
+            self._observer.metrics.answered(self._completion_tokens)
         self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_ENDED, self._cached_tokens)

@@ -25,6 +25,7 @@ from worker.core.messages import Report
 from worker.engine.handle import EngineHandle, Notice, StateChange
 from worker.metrics import WorkerMetrics
 from worker.servicer.prefixes import PrefixChange, PrefixMirror
+from worker.servicer.totals import TotalsKeeper
 
 UPDATE_S = 0.1
 HEARTBEAT_S = 1.0
@@ -94,6 +95,7 @@ class StateFeed:
         self._status = self._current_status()
         self._incarnation = engine.incarnation
         self._prefixes = PrefixMirror()
+        self._totals = TotalsKeeper()
         self._lease_events: list[worker_pb2.LeaseEvent] = []
         self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
@@ -150,6 +152,11 @@ class StateFeed:
         self._lease_events.append(event)
         self._changed.set()
 
+    def first_token(self, ttft_s: float) -> None:
+        """A request has its first token, `ttft_s` after it came."""
+        self._totals.first_token(ttft_s)
+        self._changed.set()
+
     @contextmanager
     def watch(self) -> Iterator[Watcher]:
         """A watcher, from now on until the block is left. Its first update is a digest."""
@@ -179,10 +186,12 @@ class StateFeed:
             self._metrics.engine_lost()
             self._incarnation = change.incarnation
             self._prefixes = PrefixMirror()
+            self._totals.restart()
         self._update_status(restarted=restarted)
 
     def _on_report(self, report: Report) -> None:
         self._metrics.report(report.load, report.counters, report.step_s, report.bubble_s)
+        self._metrics.evicted(len(report.evicted_blocks))
         self._metrics.memory(report.step_limits, report.advice)
         self._prefixes.apply(report.evicted_blocks, report.added_blocks)
         self._changed.set()
@@ -251,4 +260,5 @@ class StateFeed:
             load=convert.load_to_pb(report.load if report is not None else Load()),
             capacity=convert.capacity_to_pb(ready.capacity) if ready is not None else None,
             advice=self.advice,
+            totals=convert.totals_to_pb(self._totals.totals(report.counters)) if report is not None else None,
         )

@@ -1,8 +1,9 @@
-"""The README's tables are those of the settings classes."""
+"""The README's tables are those of the settings classes and of the metrics' registries."""
 
 from pathlib import Path
 
-from deploy.reference import SETTINGS, settings_table, with_tables
+from deploy.monitoring.catalog import PROCESSES, families
+from deploy.reference import SETTINGS, metrics_table, settings_table, with_tables
 
 README = Path(__file__).parents[3] / "README.md"
 
@@ -19,4 +20,15 @@ def test_the_readme_is_up_to_date():
     text = README.read_text()
     for name in SETTINGS:
         assert f"<!-- settings: {name} -->" in text
+    for name in PROCESSES:
+        assert f"<!-- metrics: {name} -->" in text
     assert with_tables(text) == text
+
+
+def test_every_metric_has_a_row_with_a_unit():
+    for process in PROCESSES:
+        rows = metrics_table(process).splitlines()[2:]
+        assert len(rows) == len(families(process)) > 20
+        for each, row in zip(families(process), rows, strict=True):
+            assert row.startswith(f"| `{each.name}` | {each.kind} |")
+            assert each.unit, f"{each.name} has no unit"

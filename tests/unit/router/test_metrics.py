@@ -11,6 +11,7 @@ SAMPLE = WorkerSample(
     eligible=True,
     approximate=False,
     breaker="half_open",
+    breaker_opened=4,
     running_requests=3,
     waiting_requests=2,
     outstanding_prompt_tokens=700,
@@ -49,6 +50,7 @@ async def test_the_fleet_is_sampled_on_the_event_loop_by_a_scrape_from_another_t
     assert values["radixfleet_router_worker_outstanding_prompt_tokens[('worker', 'w0')]"] == 700
     assert values["radixfleet_router_worker_breaker[('state', 'half_open'), ('worker', 'w0')]"] == 1
     assert values["radixfleet_router_worker_breaker[('state', 'closed'), ('worker', 'w0')]"] == 0
+    assert values["radixfleet_router_worker_breaker_opened_total[('worker', 'w0')]"] == 4
 
 
 def test_a_scrape_after_the_loop_has_ended_has_everything_but_the_fleet() -> None:

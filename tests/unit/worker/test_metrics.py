@@ -15,8 +15,10 @@ from tests.support.answers import generate
 from tests.support.fake_engine import READY
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
+from worker.engine.counters import LoopCounters
 from worker.memory.advisor import Stage
-from worker.metrics import SHORT_STAGES, STEP_STAGES, BuildInfo, Outcome, WorkerMetrics
+from worker.metrics import ENGINE_TOTALS, SHORT_STAGES, STEP_KINDS, STEP_STAGES, BuildInfo, Outcome, WorkerMetrics
+from worker.scheduling.counters import Counters
 
 
 @pytest.fixture
@@ -41,6 +43,23 @@ def test_totals_of_the_engine_become_counters_that_never_fall(metrics: WorkerMet
     assert value(metrics, "generated_tokens_total") == 19
     assert value(metrics, "retractions_total") == 1
     assert value(metrics, "engine_restarts_total") == 1
+
+
+def test_every_total_that_is_shown_is_one_that_the_engine_counts() -> None:
+    """Behaviour 63: a series fed by a name that the engine does not send would stay 0 for ever."""
+    counted = {*Counters().as_dict(), *LoopCounters().as_dict()}
+    assert {*ENGINE_TOTALS, *(f"{kind}_steps" for kind in STEP_KINDS)} <= counted
+
+
+def test_steps_and_their_tokens_are_counted_by_kind(metrics: WorkerMetrics) -> None:
+    counters = Counters()
+    counters.launched(0, 100)
+    counters.launched(3, 50)
+    counters.launched(4, 0, steps=2)
+    report(metrics, **counters.as_dict())
+    assert [value(metrics, "planned_steps_total", kind=kind) for kind in ("prefill", "decode", "mixed")] == [1, 2, 1]
+    assert value(metrics, "computed_tokens_total", kind="prompt") == 150
+    assert value(metrics, "computed_tokens_total", kind="decode") == 11
 
 
 def test_shortages_of_memory_are_counted_by_stage_and_shown_while_they_last(metrics: WorkerMetrics) -> None:
@@ -123,3 +142,5 @@ async def test_a_run_shows_on_the_endpoint() -> None:
     assert samples["radixfleet_worker_steps_total"] >= 20
     assert samples["radixfleet_worker_step_seconds_count"] == samples["radixfleet_worker_steps_total"]
     assert samples["radixfleet_worker_kv_total_tokens"] == 65_536
+    assert samples["radixfleet_worker_request_prompt_tokens_sum"] == 200
+    assert samples["radixfleet_worker_request_generated_tokens_sum"] == 20

@@ -70,6 +70,7 @@ def test_the_probes_failure_opens_it_for_as_long_again() -> None:
     clock.advance(OPEN_S)
     probe = breaker.acquire()
     breaker.failure(sent_at_s=clock.now(), probe=probe)
+    assert breaker.num_opened == 2
     clock.advance(OPEN_S / 2)
     assert breaker.state is BreakerState.OPEN
     clock.advance(OPEN_S / 2)

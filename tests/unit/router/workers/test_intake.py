@@ -79,6 +79,19 @@ def test_digest_then_deltas_then_heartbeats() -> None:
     assert not taking.state.approximate
 
 
+def test_the_time_between_two_reports_is_measured_while_the_worker_is_connected() -> None:
+    taking = Taking()
+    taking.state.connected = False
+    taking.digest(1)
+    taking.state.connected = True
+    for pause_s in (0.1, 0.3):
+        taking.parts.clock.advance(pause_s)
+        taking.take(1)
+    sample = taking.parts.metrics.registry.get_sample_value
+    assert sample("radixfleet_router_state_gap_seconds_count") == 2
+    assert sample("radixfleet_router_state_gap_seconds_sum") == pytest.approx(0.4)
+
+
 @pytest.mark.parametrize("sequence", [8, 6, 5])
 def test_a_gap_asks_for_a_resync_and_is_counted(sequence: int) -> None:
     """Behaviour 50: a gap in the event sequence leads to a resync."""
