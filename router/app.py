@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import grpc.aio
@@ -135,15 +134,10 @@ async def running_router(
             http = HttpServer(app, settings.host, settings.http_port)
             stack.push_async_callback(http.close)
             http.start()
-        address = local_address(settings.host, port)
-        http_port = -1 if http is None else http.port
-        if settings.address_file is not None:
-            await asyncio.to_thread(_publish, settings.address_file, address, local_address(settings.host, http_port))
-        ports = {"http_port": http_port, "metrics_port": metrics_server.port}
-        _log.info("router listens", address=address, **ports, policy=settings.policy)
-        yield Router(
-            address, metrics_server.port, registry, gate, sketch, look_aside, log, metrics, server, health, http
-        )
+        address, metrics_port = local_address(settings.host, port), metrics_server.port
+        router = Router(address, metrics_port, registry, gate, sketch, look_aside, log, metrics, server, health, http)
+        await _announce(router, settings)
+        yield router
     _log.info("router stopped")
 
 
@@ -196,10 +190,15 @@ async def _serve(settings: RouterSettings) -> None:
         await drained
 
 
-def _publish(file: Path, address: str, http_address: str) -> None:
-    """Tell scripts where the router listens; gRPC last, as that is the file that they wait for."""
-    publish(file.with_name(f"{file.name}.http"), http_address)
-    publish(file, address)
+async def _announce(router: Router, settings: RouterSettings) -> None:
+    """Tell scripts and the log where it listens."""
+    if settings.address_file is not None:
+        if router.http is not None:  # first, as the other file is the one that scripts wait for
+            file = settings.address_file.with_name(f"{settings.address_file.name}.http")
+            await asyncio.to_thread(publish, file, local_address(settings.host, router.http.port))
+        await asyncio.to_thread(publish, settings.address_file, router.address)
+    ports = {"http_port": router.http_port, "metrics_port": router.metrics_port}
+    _log.info("router listens", address=router.address, **ports, policy=settings.policy)
 
 
 @asynccontextmanager

@@ -26,12 +26,21 @@ class RouterSettings(ProcessSettings):
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
     port: int = Field(7070, ge=0, le=65535, description="gRPC port; 0 takes a free one.")
     metrics_port: int = Field(7071, ge=0, le=65535, description="Prometheus port; 0 takes a free one.")
+    http_port: int = Field(
+        7072,
+        ge=-1,
+        le=65535,
+        description="Port of the OpenAI-compatible HTTP API and of the console; 0 takes a free one, -1 serves neither.",
+    )
     address_file: Path | None = Field(
         None,
-        description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0.",
+        description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0. "
+        "The address of HTTP goes into the file with .http behind its name.",
     )
     max_message_bytes: ByteSize = Field(
-        64 * 1024**2, ge=1024**2, description="Largest gRPC message; a prompt of a million tokens needs 4 MB."
+        64 * 1024**2,
+        ge=1024**2,
+        description="Largest gRPC message and HTTP body; a prompt of a million tokens needs 4 MB.",
     )
 
     workers: CommaList = Field(

@@ -51,7 +51,7 @@ async def _demo(num_workers: int, model: str, max_new_tokens: int) -> int:
         path = await asyncio.to_thread(resolve_model, model, lambda text: progress(f"model: {text}"))
         spec = FleetSpec(
             num_workers=num_workers,
-            router_options={"port": 0, "metrics_port": 0},
+            router_options={"port": 0, "metrics_port": 0, "http_port": -1},
             worker_options={"model": str(path), "served_model_name": model},
             run_dir=run_dir,
         )

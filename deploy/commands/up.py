@@ -44,6 +44,13 @@ _DECIDED_HERE = frozenset(
     show_default=True,
     help="Prometheus port of the router; 0 takes a free one.",
 )
+@click.option(
+    "--http-port",
+    type=click.IntRange(-1, 65535),
+    default=DEFAULT_PORT + 2,
+    show_default=True,
+    help="Port of the OpenAI-compatible HTTP API and of the console; 0 takes a free one, -1 serves neither.",
+)
 @click.option("--policy", type=click.Choice(POLICY_NAMES), help="How the router chooses; default: by cost.")
 @click.option(
     "--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Where logs go; default: a new folder in /tmp."
@@ -54,6 +61,7 @@ def up(
     host: str,
     port: int,
     router_metrics_port: int,
+    http_port: int,
     policy: str | None,
     run_dir: Path | None,
     config: Path | None,
@@ -72,7 +80,13 @@ def up(
     settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
     spec = FleetSpec(
         num_workers=num_workers,
-        router_options={"host": host, "port": port, "metrics_port": router_metrics_port, "policy": policy},
+        router_options={
+            "host": host,
+            "port": port,
+            "metrics_port": router_metrics_port,
+            "http_port": http_port,
+            "policy": policy,
+        },
         worker_options={"config": config, **worker_options},
         run_dir=run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-")),
     )

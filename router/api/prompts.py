@@ -52,6 +52,10 @@ class Prompts:
         self._executor = executor
         self._metrics = metrics
 
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Every model that the fleet serves now, by name."""
+        return tuple(self._informed(name) for name in self._registry.models)
+
     def model(self, name: str) -> ServedModel:
         """The model called `name`, or the only one when `name` is empty.
 
@@ -65,14 +69,18 @@ class Prompts:
         name = name or models[0]
         if name not in models:
             raise UnknownModel(f"no model is called {name!r}; served are {', '.join(models)}")
+        info = self._informed(name)
+        tokenizer = self._tokenizers.get(info.tokenizer_fingerprint)
+        if tokenizer is None:
+            raise Unavailable(f"the tokenizer of {name} is not here yet", retry_after_s=RETRY_AFTER_S)
+        return ServedModel(info, tokenizer)
+
+    def _informed(self, name: str) -> ModelInfo:
         workers = self._registry.group(name).workers
         # Workers that are in use decide where they disagree; among those, the longest context.
         best = max(workers, key=lambda worker: (not worker.ineligible_reason, worker.max_context_tokens))
         assert best.facts is not None, "a worker that serves a model has told its facts"
-        tokenizer = self._tokenizers.get(best.facts.model.tokenizer_fingerprint)
-        if tokenizer is None:
-            raise Unavailable(f"the tokenizer of {name} is not here yet", retry_after_s=RETRY_AFTER_S)
-        return ServedModel(best.facts.model, tokenizer)
+        return best.facts.model
 
     async def prepare(self, request: inference_pb2.GenerateRequest) -> PreparedRequest:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""

@@ -250,8 +250,8 @@ async def bench(forms: Sequence[str], lengths: Sequence[int]) -> None:
         ]
         for switch, ways in (("--no-link", ("calls",)), ("--link", ("link", "look-aside"))):
             file = folder / switch
-            command = ("router", "--port", "0", "--metrics-port", "0", "--workers", ",".join(workers), switch)
-            command += ("--address-file", str(file), "--log-level", "warning")
+            command = ("router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", switch)
+            command += ("--workers", ",".join(workers), "--address-file", str(file), "--log-level", "warning")
             async with process(file, *command) as (router, address), open_channel(address) as channel:
                 inference = inference_pb2_grpc.InferenceStub(channel)
                 await until_serving(inference)

@@ -56,7 +56,18 @@ def up(tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Path]]
         fleets.append(
             subprocess.Popen(
                 [
-                    *(*RADIXFLEET, "up", "--model", str(tiny_model()), "--port", "0", "--router-metrics-port", "0"),
+                    *(
+                        *RADIXFLEET,
+                        "up",
+                        "--model",
+                        str(tiny_model()),
+                        "--port",
+                        "0",
+                        "--router-metrics-port",
+                        "0",
+                        "--http-port",
+                        "0",
+                    ),
                     *("--run-dir", str(run_dir), "--device", "cpu", "--device-memory", "64MiB", *arguments),
                 ],
                 stdout=subprocess.DEVNULL,
@@ -113,6 +124,8 @@ async def test_a_killed_fleet_leaves_no_process_behind(up):
 def test_a_fleet_whose_workers_cannot_start_says_why_and_ends(up, tmp_path):
     empty = tmp_path / "model"
     empty.mkdir()
-    ended = command("up", "--model", str(empty), "--port", "0", "--router-metrics-port", "0", timeout_s=60)
+    ended = command(
+        "up", "--model", str(empty), "--port", "0", "--router-metrics-port", "0", "--http-port", "0", timeout_s=60
+    )
     assert ended.returncode == 1
     assert "config.json" in ended.stderr

@@ -29,7 +29,7 @@ async def hit_rate(policy: str, workers: list[str], arrivals: list[Arrival]) -> 
     for address in workers:
         async with Client(address) as worker:
             await worker.flush_cache()
-    settings = RouterSettings(port=0, metrics_port=0, workers=tuple(workers), policy=policy)
+    settings = RouterSettings(port=0, metrics_port=0, http_port=-1, workers=tuple(workers), policy=policy)
     async with running_router(settings, random=Random(1)) as router, Client(router.address) as client:
         await until(lambda: all(not state.ineligible_reason for state in router.registry.workers))
         turn = asyncio.Semaphore(CONCURRENCY)

@@ -30,7 +30,7 @@ async def test_every_metric_that_the_readme_names_is_exported():
     """Behaviour 63."""
     async with (
         sim_worker() as worker,
-        running_router(RouterSettings(port=0, metrics_port=0, workers=(worker.address,))) as router,
+        running_router(RouterSettings(port=0, metrics_port=0, http_port=-1, workers=(worker.address,))) as router,
         Client(router.address) as client,
     ):
         await until(lambda: any(not state.ineligible_reason for state in router.registry.workers))

@@ -42,7 +42,8 @@ class Process:
 @asynccontextmanager
 async def router_process(tmp_path: Path, *arguments: str) -> AsyncIterator[Process]:
     address_file = tmp_path / "address"
-    command = ["-m", "router", "--port", "0", "--metrics-port", "0", "--address-file", str(address_file), *arguments]
+    command = ["-m", "router", "--port", "0", "--metrics-port", "0", "--http-port", "0"]
+    command += ["--address-file", str(address_file), *arguments]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
     try:
         await until(lambda: address_file.exists() or process.returncode is not None, "the router listens", timeout_s=30)
@@ -158,7 +159,16 @@ async def test_a_port_that_is_taken_is_said_in_one_line(tmp_path: Path) -> None:
     async with router_process(tmp_path) as first:
         port = first.address.rsplit(":", 1)[1]
         second = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "router", "--port", port, "--metrics-port", "0", stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "router",
+            "--port",
+            port,
+            "--metrics-port",
+            "0",
+            "--http-port",
+            "0",
+            stderr=asyncio.subprocess.PIPE,
         )
         _, errors = await asyncio.wait_for(second.communicate(), 20)
         assert second.returncode == 1

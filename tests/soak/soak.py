@@ -176,7 +176,7 @@ async def run(minutes: float, seed: int) -> bool:
         "log_level": "warning",
     }
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
-        router_options = {"host": "127.0.0.1", "port": 0, "metrics_port": 0, "log_level": "warning"}
+        router_options = {"host": "127.0.0.1", "port": 0, "metrics_port": 0, "http_port": -1, "log_level": "warning"}
         spec = FleetSpec(2, router_options, worker_options, Path(directory))
         async with LocalFleet(spec, Progress()) as fleet:
             return await soak(fleet, minutes, seed)

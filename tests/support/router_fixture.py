@@ -43,7 +43,7 @@ def fake_worker(worker_id: str = "w0", **fields: Any) -> FakeWorker:
 
 def settings(**values: Any) -> RouterSettings:
     """For tests: free ports, short waits."""
-    defaults = {"port": 0, "metrics_port": 0, "heartbeat_timeout_s": 1.0, "connect_timeout_s": 1.0}
+    defaults = {"port": 0, "metrics_port": 0, "http_port": -1, "heartbeat_timeout_s": 1.0, "connect_timeout_s": 1.0}
     return RouterSettings(**(defaults | values))
 
 

@@ -1,0 +1,62 @@
+"""The HTTP application: lists of routes put together, and what holds for all of them.
+
+    guard (keys, limits) -> faults become answers -> routes -> endpoint
+
+An endpoint raises a RadixfleetError and the client gets its status and error object. Anything else is our fault: logged
+once, with the traceback, and the client hears "internal error" and a number to find it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Router
+from starlette.types import Message, Receive, Scope, Send
+
+from radixfleet.errors import RadixfleetError
+from router.http.errors import ErrorAnswer, ErrorBody, error_response, json_response, our_fault
+
+
+class HttpApp:
+    """All `routes` in one application; the first that matches a path serves it."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        self._router = Router(routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        scope["app"] = self  # only then do the routes raise, where they do not serve a path or method
+        has_begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._router(scope, receive, sending)
+        except Exception as error:
+            if has_begun:  # there is no way left to tell but to break off
+                raise
+            await _answer(error, scope)(scope, receive, send)
+
+
+def _answer(error: Exception, scope: Scope) -> Response:
+    if isinstance(error, RadixfleetError):
+        return error_response(error)
+    if isinstance(error, HTTPException):
+        return _not_served(error, scope)
+    return error_response(our_fault(error, scope["path"]))
+
+
+def _not_served(error: HTTPException, scope: Scope) -> Response:
+    """No such path, or not by this method."""
+    phrase = HTTPStatus(error.status_code).phrase.lower()
+    text = f"{scope['method']} {scope['path']}: {phrase}; /openapi.json says what is served"
+    code = "not_found" if error.status_code == HTTPStatus.NOT_FOUND else "not_allowed"
+    return json_response(
+        ErrorAnswer(ErrorBody(text, "invalid_request_error", code=code)), error.status_code, error.headers
+    )

@@ -1,0 +1,39 @@
+"""What load balancers, scrapers and tools ask of an HTTP server of models, beside generating."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from router.http.errors import json_response
+from router.workers.registry import WorkerRegistry
+
+
+class HealthAnswer(msgspec.Struct):
+    """Whether requests are served, and by how many."""
+
+    status: str
+    """"serving" or "unavailable"."""
+    workers: int
+    """That get requests."""
+
+
+def operations_routes(registry: WorkerRegistry, metrics: CollectorRegistry) -> Sequence[BaseRoute]:
+    """/health and /metrics."""
+
+    async def health(_: Request) -> Response:
+        serving = sum(not worker.ineligible_reason for worker in registry.workers)
+        return json_response(HealthAnswer("serving" if serving else "unavailable", serving), 200 if serving else 503)
+
+    async def scrape(_: Request) -> Response:
+        # On a thread: the collector of the fleet's gauges asks this event loop for a sample.
+        page = await asyncio.to_thread(generate_latest, metrics)
+        return Response(page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    return [Route("/health", health), Route("/metrics", scrape)]
