@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
 from router.api.fleet import FleetServicer
 from router.api.inference import InferenceServicer
 from router.api.prompts import Prompts
+from router.api.scrape_targets import PATH, scrape_targets
+from router.api.report import Reporter
 from router.config import RouterSettings
 from router.dispatch.chooser import Chooser
 from router.dispatch.dispatcher import Dispatcher
@@ -37,9 +39,10 @@ from router.http.app import HttpApp
 from router.http.openai.models import models_routes
 from router.http.operations import operations_routes
 from router.http.server import HttpServer
-from router.index import Sketch
-from router.metrics import FleetSample, RouterMetrics, WorkerSample
+from router.index import HotPrefixes, Sketch
+from router.metrics import FleetSample, RouterMetrics, WorkerSample, ask_loop
 from router.policies import make_policy
+from router.workers.activity import FleetActivity
 from router.workers.registry import WorkerRegistry
 from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
@@ -101,7 +104,9 @@ async def running_router(
         surroundings = Surroundings(settings, sketch, tokenizers, metrics, look_aside, clock, random)
         registry = WorkerRegistry(surroundings, changed.set, lambda: gate.stir())
         stack.push_async_callback(registry.close)
-        chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random)
+        activity = FleetActivity(lambda: registry.workers, clock)
+        hot_prefixes = HotPrefixes(clock)
+        chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random, hot_prefixes)
         gate = Gate(chooser, max_waiting=settings.max_queued_requests, metrics=metrics, clock=clock)
         links = Links(registry.channel, streams=settings.link)
         stack.push_async_callback(links.close)
@@ -118,13 +123,18 @@ async def running_router(
         )
         server, health = await make_server(SERVICES, max_message_bytes=settings.max_message_bytes)
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(prompts, dispatcher, log), server)
-        fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(registry, prompts, chooser, gate, look_aside), server)
+        reporter = Reporter(registry, activity, gate, log, sketch, settings.policy)
+        fleet_pb2_grpc.add_FleetServicer_to_server(
+            FleetServicer(registry, prompts, chooser, gate, look_aside, reporter), server
+        )
         port = listen(server, settings.host, settings.port)
         metrics.watch_fleet(lambda: _sample(registry, sketch, clock), loop)
-        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port)
+        pages = {PATH: lambda asked: ask_loop(lambda: scrape_targets(registry.workers, asked), loop)}
+        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, pages)
         # In a thread: a scrape that is under way waits for this loop.
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
         await stack.enter_async_context(_truthful_health(health, registry, changed))
+        await stack.enter_async_context(_running(activity.run(), "activity"))
         stack.push_async_callback(server.stop, None)
         registry.start()
         await server.start()
@@ -199,6 +209,18 @@ async def _announce(router: Router, settings: RouterSettings) -> None:
         await asyncio.to_thread(publish, settings.address_file, router.address)
     ports = {"http_port": router.http_port, "metrics_port": router.metrics_port}
     _log.info("router listens", address=router.address, **ports, policy=settings.policy)
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
+    """While the block lasts, `work` goes on beside it."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from radixfleet import convert
 from radixfleet.errors import InternalError
+from radixfleet.rates import Recent
 from radixfleet.types import (
     Capacity,
     ExecutionId,
@@ -167,6 +168,30 @@ class WorkerEntry:
     sketch_blocks: int
     approximate: bool
     ineligible_reason: str
+    recent: tuple[Recent, ...] = ()
+    """Over about 10 and about 60 seconds; empty while nothing was heard from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """The router, and all its workers together."""
+
+    uptime_s: float
+    policy: str
+    requests_in_flight: int
+    queued_requests: int
+    sketch_blocks: int
+    recent: tuple[Recent, ...]
+    """Over about 10 and about 60 seconds."""
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """A fleet as its router sees it."""
+
+    fleet: FleetState
+    workers: tuple[WorkerEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +333,24 @@ def worker_entry(message: fleet_pb2.WorkerEntry) -> WorkerEntry:
         sketch_blocks=message.sketch_blocks,
         approximate=message.approximate,
         ineligible_reason=message.ineligible_reason,
+        recent=tuple(convert.recent(recent) for recent in message.recent),
+    )
+
+
+def fleet_report(message: fleet_pb2.ListWorkersResponse) -> FleetReport:
+    """From the wire."""
+    fleet = message.fleet
+    return FleetReport(
+        FleetState(
+            uptime_s=fleet.uptime_s,
+            policy=fleet.policy,
+            requests_in_flight=fleet.requests_in_flight,
+            queued_requests=fleet.queued_requests,
+            sketch_blocks=fleet.sketch_blocks,
+            recent=tuple(convert.recent(recent) for recent in fleet.recent),
+            version=fleet.version,
+        ),
+        tuple(worker_entry(worker) for worker in message.workers),
     )
 
 

@@ -31,6 +31,7 @@ from radixfleet.answers import (
     Event,
     Explanation,
     Finished,
+    FleetReport,
     Route,
     Started,
     WorkerEntry,
@@ -221,6 +222,11 @@ class Client:
         request = fleet_pb2.RegisterRequest(address=utf8(address, "address"))
         response: fleet_pb2.RegisterResponse = await self._call(self._fleet.Register, request, timeout_s)
         return response.added
+    async def fleet(self, *, timeout_s: float | None = None) -> FleetReport:
+        """The fleet and every worker in it, with what happened lately."""
+        response = await self._call(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest(), timeout_s)
+        return answers.fleet_report(response)
+
 
     async def drain(
         self, worker_id: str, *, grace_s: float | None = None, timeout_s: float | None = None

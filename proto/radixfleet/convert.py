@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from radixfleet.errors import InvalidRequest
 from radixfleet.types import (
+from radixfleet.rates import PromptTokens, Recent, Totals
     Capacity,
     ChatMessage,
     ChatPrompt,
@@ -28,7 +29,7 @@ from radixfleet.types import (
     Usage,
     WorkerStatus,
 )
-from radixfleet.v1 import inference_pb2, worker_pb2
+from radixfleet.v1 import fleet_pb2, inference_pb2, worker_pb2
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -161,6 +162,30 @@ def _value(kind: type[ValueT], message: Message) -> ValueT:
     return kind(
         **{
             name: tuple(item) if isinstance(item, Sequence) and not isinstance(item, str) else item
+def totals_to_pb(totals: Totals) -> worker_pb2.Totals:
+    """To the wire."""
+    return worker_pb2.Totals(**_fields(totals))
+
+
+def totals(message: worker_pb2.Totals) -> Totals:
+    """From the wire."""
+    return _value(Totals, message)
+
+
+def recent_to_pb(recent: Recent) -> fleet_pb2.Recent:
+    """To the wire."""
+    return fleet_pb2.Recent(
+        seconds=recent.seconds,
+        totals=totals_to_pb(recent.totals),
+        prompt_tokens=fleet_pb2.PromptTokens(**_fields(recent.prompt_tokens)),
+    )
+
+
+def recent(message: fleet_pb2.Recent) -> Recent:
+    """From the wire."""
+    return Recent(message.seconds, totals(message.totals), _value(PromptTokens, message.prompt_tokens))
+
+
             for name, item in fields.items()
         }
     )

@@ -12,12 +12,12 @@ from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 from router.api.inference import route_decision
 from router.api.prompts import Prompts
+from router.api.report import Reporter
 from router.dispatch.chooser import CandidateReport, Chooser
 from router.dispatch.gate import Gate
 from router.dispatch.link import failure_of
 from router.dispatch.lookaside import LookAside
 from router.workers.registry import WorkerRegistry
-from router.workers.state import WorkerState
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -26,13 +26,20 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     """See the .proto."""
 
     def __init__(
-        self, registry: WorkerRegistry, prompts: Prompts, chooser: Chooser, gate: Gate, look_aside: LookAside
+        self,
+        registry: WorkerRegistry,
+        prompts: Prompts,
+        chooser: Chooser,
+        gate: Gate,
+        look_aside: LookAside,
+        reporter: Reporter,
     ) -> None:
         self._registry = registry
         self._prompts = prompts
         self._chooser = chooser
         self._gate = gate
         self._look_aside = look_aside
+        self._reporter = reporter
 
     async def Route(self, request: fleet_pb2.RouteRequest, context: Context) -> fleet_pb2.RouteResponse:
         """Choose a worker and book the request there; the client does the rest."""
@@ -63,8 +70,8 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def ListWorkers(
         self, request: fleet_pb2.ListWorkersRequest, context: Context
     ) -> fleet_pb2.ListWorkersResponse:
-        """All workers, in the order in which they were added."""
-        return fleet_pb2.ListWorkersResponse(workers=[_entry(worker) for worker in self._registry.workers])
+        """The fleet and all workers, in the order in which they were added."""
+        return self._reporter.report()
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
         """Add a worker by its address."""
@@ -101,43 +108,4 @@ def _candidate(report: CandidateReport, prompt_tokens: int) -> fleet_pb2.Candida
         running_requests=view.running_requests,
         cost=report.cost if report.cost is not None else 0.0,
         approximate=report.worker.approximate,
-    )
-
-
-def _entry(worker: WorkerState) -> fleet_pb2.WorkerEntry:
-    return fleet_pb2.WorkerEntry(
-        worker_id=worker.worker_id,
-        address=worker.address,
-        status=(
-            convert.worker_status_to_pb(worker.effective_status)
-            if worker.facts
-            else worker_pb2.WORKER_STATUS_UNSPECIFIED
-        ),
-        connected=worker.connected,
-        info=_info(worker),
-        load=convert.load_to_pb(worker.books.reported),
-        booked_requests=worker.books.own_requests,
-        booked_prompt_tokens=worker.books.own_tokens,
-        sketch_blocks=worker.view.sketch_blocks,
-        approximate=worker.approximate,
-        ineligible_reason=worker.ineligible_reason,
-    )
-
-
-def _info(worker: WorkerState) -> worker_pb2.WorkerInfo | None:
-    """What it told, with what it reported since."""
-    facts = worker.facts
-    if facts is None:
-        return None
-    return worker_pb2.WorkerInfo(
-        worker_id=facts.worker_id,
-        incarnation=worker.incarnation or facts.incarnation,
-        status=convert.worker_status_to_pb(worker.status),
-        model=convert.model_info_to_pb(facts.model),
-        capacity=convert.capacity_to_pb(worker.capacity) if worker.capacity else None,
-        memory=convert.memory_pools_to_pb(facts.memory) if facts.memory else None,
-        version=facts.version,
-        block_scheme=facts.block_scheme,
-        block_tokens=facts.block_tokens,
-        advice=worker.advice,
     )

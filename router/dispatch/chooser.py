@@ -15,7 +15,7 @@ from typing import Protocol
 from radixfleet.errors import Unavailable
 from router.dispatch.lease import Decision, Lease
 from router.dispatch.request import PreparedRequest
-from router.index import Sketch
+from router.index import HotPrefixes, Sketch
 from router.metrics import RouterMetrics
 from router.policies import Policy
 from router.view import Ranking, RequestView, ineligible_reason
@@ -59,13 +59,20 @@ class Chooser:
     """Owns the numbering of bookings; everything else is the registry's and the sketch's."""
 
     def __init__(
-        self, registry: Workers, sketch: Sketch, policy: Policy, metrics: RouterMetrics, random: Random
+        self,
+        registry: Workers,
+        sketch: Sketch,
+        policy: Policy,
+        metrics: RouterMetrics,
+        random: Random,
+        hot_prefixes: HotPrefixes | None = None,
     ) -> None:
         self._registry = registry
         self._sketch = sketch
         self._policy = policy
         self._metrics = metrics
         self._random = random
+        self._hot_prefixes = hot_prefixes
         self._bookings = 0
 
     def choose(self, request: PreparedRequest, *, excluded: Collection[WorkerState] = ()) -> Lease:
@@ -86,7 +93,15 @@ class Chooser:
             predicted_cached_tokens=view.matched_tokens(chosen.slot),
             reachable_cached_tokens=_most_matched_tokens(view, ranking),
         )
-        lease = Lease(request, chosen, decision, number=self._bookings, sketch=self._sketch, metrics=self._metrics)
+        lease = Lease(
+            request,
+            chosen,
+            decision,
+            number=self._bookings,
+            sketch=self._sketch,
+            metrics=self._metrics,
+            hot_prefixes=self._hot_prefixes,
+        )
         self._metrics.decisions.labels(ranking.reason).inc()
         self._metrics.decision_s.observe(perf_counter() - began_s)
         return lease

@@ -18,7 +18,7 @@ import numpy as np
 
 from radixfleet.types import TokenArray
 from router.dispatch.request import PreparedRequest
-from router.index import Sketch
+from router.index import HotPrefixes, Sketch
 from router.metrics import RouterMetrics
 from router.view import Reason
 from router.workers.state import WorkerState
@@ -60,6 +60,7 @@ class Lease:
         number: int,
         sketch: Sketch,
         metrics: RouterMetrics,
+        hot_prefixes: HotPrefixes | None = None,
     ) -> None:
         """`number`: of the booking, counted over the whole fleet."""
         self.request = request
@@ -69,6 +70,7 @@ class Lease:
         self.is_started = False
         self._sketch = sketch
         self._metrics = metrics
+        self._hot_prefixes = hot_prefixes
         self._is_probe = worker.breaker.acquire()
         self._blocks = sketch.book(worker.slot, request.block_hashes, request.prompt_tokens)
         self._booking = worker.book(request.prompt_tokens - decision.predicted_cached_tokens, number)
@@ -113,8 +115,12 @@ class Lease:
         self.worker.changed()
 
     def _count(self, cached_tokens: int) -> None:
-        metrics = self._metrics
-        metrics.prompt_tokens_asked.inc(self.request.prompt_tokens)
-        metrics.prompt_tokens_reachable.inc(self.decision.reachable_cached_tokens)
-        metrics.prompt_tokens_predicted.inc(self.decision.predicted_cached_tokens)
+        metrics, request, decision = self._metrics, self.request, self.decision
+        reachable, predicted = decision.reachable_cached_tokens, decision.predicted_cached_tokens
+        metrics.prompt_tokens_asked.inc(request.prompt_tokens)
+        metrics.prompt_tokens_reachable.inc(reachable)
+        metrics.prompt_tokens_predicted.inc(predicted)
         metrics.prompt_tokens_actual.inc(cached_tokens)
+        self.worker.activity.started(request.prompt_tokens, reachable, predicted, cached_tokens)
+        if self._hot_prefixes is not None:
+            self._hot_prefixes.saved(request.block_hashes, request.tokens, request.model, cached_tokens)

@@ -128,6 +128,10 @@ class Sketch:
             low, holders = high, deeper
         return depths
 
+    def holders(self, block_hash: int) -> tuple[int, ...]:
+        """Slots of the workers that are thought to hold the block."""
+        return _slots(self._masks.get(block_hash, 0))
+
     def book(self, slot: int, hashes: HashArray, prompt_tokens: int) -> BlockLease:
         """A request with these prompt blocks goes to the worker, which will hold them: count them as there from now on.
 

@@ -13,6 +13,7 @@ from radixfleet.clock import Clock
 from radixfleet.types import Capacity, Incarnation, Load, MemoryPools, ModelInfo, WorkerId, WorkerStatus
 from router.index import Sketch
 from router.view import WorkerView
+from router.workers.activity import WorkerActivity
 from router.workers.books import Booking, Books
 from router.workers.breaker import Breaker
 
@@ -57,6 +58,7 @@ class WorkerState:
         self.breaker = breaker
         self.facts: WorkerFacts | None = None
         """None until it has answered once."""
+        self.activity = WorkerActivity(clock)
         self.incarnation: Incarnation | None = None
         self.status = WorkerStatus.LOADING
         self.capacity: Capacity | None = None
@@ -138,6 +140,7 @@ class WorkerState:
         self.books.forget_reports()
         self.breaker.reset()
         self.drain_wanted = False
+        self.activity.restarted()
         self.changed()
 
     def book(self, tokens: int, number: int) -> Booking:

@@ -1,0 +1,168 @@
+"""What the workers did lately: readings of their totals, kept for as long as a console looks back.
+
+    worker --StateUpdate.totals--> heard        (the newest word, not looked at)
+    lease  --started--> prompt tokens counted
+    once a second, `FleetActivity.tick`: what was heard is taken in, by how much it grew is added to the worker's sums
+    and the fleet's, and every two seconds the sums are marked
+
+All sums only grow, over restarts of engines and removals of workers, so any two marks have a difference that means
+something. Memory: `_WORKER_MARKS` readings a worker, `_FLEET_MARKS` for the fleet. On the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from radixfleet.clock import Clock
+from radixfleet.rates import PromptTokens, Recent, Totals, increase, joined, prompt_increase, prompts_joined
+
+TICK_S = 1.0
+WINDOWS_S = (10.0, 60.0)
+"""How far back `recent` looks."""
+_MARK_S = 2.0
+_SLACK_S = 0.1
+"""A tick that comes a little early still makes its mark."""
+_WORKER_MARKS = 31
+_FLEET_MARKS = 301
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The sums at one moment."""
+
+    at_s: float
+    totals: Totals
+    prompt_tokens: PromptTokens
+
+
+class Activity:
+    """The sums of one worker, or of the fleet, and marks of them."""
+
+    def __init__(self, clock: Clock, *, marks: int = _WORKER_MARKS) -> None:
+        self._clock = clock
+        self._totals = Totals()
+        self._prompts = PromptTokens()
+        self._marks: deque[Mark] = deque([self._mark()], maxlen=marks)
+
+    def add(self, totals: Totals, prompts: PromptTokens) -> None:
+        """So much more was done."""
+        self._totals = joined(self._totals, totals)
+        self._prompts = prompts_joined(self._prompts, prompts)
+
+    def mark(self) -> None:
+        """Remember the sums of now, unless it is too soon for it."""
+        now = self._mark()
+        if now.at_s - self._marks[-1].at_s >= _MARK_S - _SLACK_S:
+            self._marks.append(now)
+
+    def recent(self) -> tuple[Recent, ...]:
+        """By how much the sums grew, for each of WINDOWS_S, or since the beginning when that is less long ago."""
+        now = self._mark()
+        return tuple(_between(self._before(now.at_s - window_s), now) for window_s in WINDOWS_S)
+
+    def steps(self) -> list[tuple[float, Recent]]:
+        """What happened between each two marks, the oldest first, with the time of the second."""
+        marks = list(self._marks)
+        return [(now.at_s, _between(before, now)) for before, now in zip(marks, marks[1:], strict=False)]
+
+    def _mark(self) -> Mark:
+        return Mark(self._clock.now(), self._totals, self._prompts)
+
+    def _before(self, at_s: float) -> Mark:
+        """The newest mark that is at least so old; the oldest when none is."""
+        return next((mark for mark in reversed(self._marks) if mark.at_s <= at_s), self._marks[0])
+
+
+class WorkerActivity(Activity):
+    """Of one worker: the newest word of it, and the prompts that this router sent there."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._heard: Callable[[], Totals] | None = None
+        self._last: Totals | None = None
+        self._asked = PromptTokens()
+        self._told = PromptTokens()
+
+    def heard(self, read: Callable[[], Totals]) -> None:
+        """The worker's totals came; `read` makes them out of the wire's form when they are wanted."""
+        self._heard = read
+
+    def restarted(self) -> None:
+        """The worker's engine is a new one, and counts from 0. Call it before the new one's totals are heard."""
+        self._heard = None
+        self._last = Totals()
+
+    def started(self, prompt_tokens: int, reachable: int, predicted: int, actual: int) -> None:
+        """A request began there, of which the worker found `actual` tokens in its cache."""
+        self._asked = prompts_joined(
+            self._asked, PromptTokens(prompt_tokens, reachable, predicted, actual, abs(predicted - actual))
+        )
+
+    def take(self) -> tuple[Totals, PromptTokens]:
+        """What is new since the last call. The first word of a worker is where counting begins."""
+        grown = Totals()
+        if self._heard is not None:
+            now = self._heard()
+            grown = increase(now, self._last) if self._last is not None else grown
+            self._heard, self._last = None, now
+        asked, self._told = prompt_increase(self._asked, self._told), self._asked
+        return grown, asked
+
+
+class Active(Protocol):
+    """A worker, as the fleet's activity sees it."""
+
+    @property
+    def activity(self) -> WorkerActivity:
+        """Its own."""
+        ...
+
+
+class FleetActivity:
+    """The sums of all workers together."""
+
+    def __init__(self, workers: Callable[[], Iterable[Active]], clock: Clock) -> None:
+        self._workers = workers
+        self._clock = clock
+        self._began_s = clock.now()
+        self._fleet = Activity(clock, marks=_FLEET_MARKS)
+
+    @property
+    def uptime_s(self) -> float:
+        """Since this was made."""
+        return self._clock.now() - self._began_s
+
+    def recent(self) -> tuple[Recent, ...]:
+        """By how much the sums of all workers grew lately."""
+        return self._fleet.recent()
+
+    def steps(self) -> Sequence[tuple[float, Recent]]:
+        """What happened every two seconds of the last ten minutes."""
+        return self._fleet.steps()
+
+    def tick(self) -> None:
+        """Take in what was heard."""
+        for worker in self._workers():
+            grown, asked = worker.activity.take()
+            worker.activity.add(grown, asked)
+            worker.activity.mark()
+            self._fleet.add(grown, asked)
+        self._fleet.mark()
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            self.tick()
+            await asyncio.sleep(TICK_S)
+
+
+def _between(before: Mark, now: Mark) -> Recent:
+    return Recent(
+        seconds=now.at_s - before.at_s,
+        totals=increase(now.totals, before.totals),
+        prompt_tokens=prompt_increase(now.prompt_tokens, before.prompt_tokens),
+    )
