@@ -11,6 +11,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -42,6 +43,8 @@ LEASE_OUTCOMES = ("ended", "expired", "interrupted", "closed")
 
 _PREFIX = "radixfleet_router_"
 _SAMPLE_TIMEOUT_S = 2.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +169,8 @@ class _FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """On the thread of the scrape. Without the fleet's gauges when the event loop does not answer in time."""
-        taking = self._take()
-        try:
-            fleet = asyncio.run_coroutine_threadsafe(taking, self._loop).result(_SAMPLE_TIMEOUT_S)
-        except (TimeoutError, concurrent.futures.CancelledError):
-            return
-        except RuntimeError:  # the loop is closed
-            taking.close()
+        fleet = ask_loop(self._sample, self._loop)
+        if fleet is None:
             return
         yield GaugeMetricFamily(f"{_PREFIX}sketch_blocks", "Distinct blocks in the sketch.", fleet.sketch_blocks)
         statuses = GaugeMetricFamily(f"{_PREFIX}workers", "Workers, by status.", labels=["status"])
@@ -198,5 +196,18 @@ class _FleetCollector(Collector):
             opened.add_metric([worker.worker], worker.breaker_opened)
         yield opened
 
-    async def _take(self) -> FleetSample:
-        return self._sample()
+
+def ask_loop(read: Callable[[], _T], loop: asyncio.AbstractEventLoop) -> _T | None:
+    """What `read` gives on the loop's thread, asked from another one; None when the loop does not answer in time."""
+
+    async def take() -> _T:
+        return read()
+
+    taking = take()
+    try:
+        return asyncio.run_coroutine_threadsafe(taking, loop).result(_SAMPLE_TIMEOUT_S)
+    except (TimeoutError, concurrent.futures.CancelledError):
+        return None
+    except RuntimeError:  # the loop is closed
+        taking.close()
+        return None

@@ -78,10 +78,13 @@ async def running_worker(
         server, health = await make_server(SERVICES, max_message_bytes=settings.max_message_bytes)
         port = listen(server, settings.host, settings.port)
         worker_id = WorkerId(settings.worker_id or f"{socket.gethostname()}-{port}")
-        description = await asyncio.to_thread(Description, worker_id, settings.model_name, spec)
         metrics = WorkerMetrics(BuildInfo(package_version(), worker_id, settings.model_name, settings.runner))
         metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port)
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
+        description = await asyncio.to_thread(
+            Description, worker_id, settings.model_name, spec, metrics_server.port
+        )
+        description = await asyncio.to_thread(Description, worker_id, settings.model_name, spec, metrics_server.port)
 
         stack.push_async_callback(engine.stop)
         feed = StateFeed(engine, metrics)

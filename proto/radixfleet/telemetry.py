@@ -6,12 +6,19 @@ import logging
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterable, Mapping
 from socketserver import ThreadingMixIn
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import prometheus_client
 import structlog
+
+Page: TypeAlias = Callable[[str], bytes | None]
+"""JSON for whoever asked for this host:port; None: not now. Called on threads of the server."""
+
+_App: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _POLL_S = 0.05
 
@@ -60,6 +67,23 @@ def setup_logging(level: str = "info", *, json: bool = False) -> None:
     root.setLevel(level.upper())
 
 
+def _with_pages(app: _App, pages: Mapping[str, Page]) -> _App:
+    """`app`, but for the paths that have a page."""
+
+    def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        page = pages.get(environ.get("PATH_INFO", ""))
+        if page is None:
+            return app(environ, start_response)
+        body = page(environ.get("HTTP_HOST", ""))
+        if body is None:
+            start_response("503 Service Unavailable", [("Content-Length", "0")])
+            return []
+        start_response("200 OK", [("Content-Type", "application/json"), ("Content-Length", str(len(body)))])
+        return [body]
+
+    return serve
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     """A thread a scrape, so that one slow reader does not hold up the next."""
 
@@ -80,9 +104,15 @@ class _SilentHandler(WSGIRequestHandler):
 class MetricsServer:
     """The /metrics endpoint of one registry, served from a daemon thread. Use as a context manager, or call `close`."""
 
-    def __init__(self, registry: prometheus_client.CollectorRegistry, host: str, port: int) -> None:
+    def __init__(
+        self,
+        registry: prometheus_client.CollectorRegistry,
+        host: str,
+        port: int,
+        pages: Mapping[str, Page] = MappingProxyType({}),
+    ) -> None:
         """Listens at once; port 0 takes a free one. Raises OSError when the port is taken."""
-        app = prometheus_client.make_wsgi_app(registry)
+        app = _with_pages(prometheus_client.make_wsgi_app(registry), pages)
         kind = _IPv6Server if ":" in host else _Server
         try:
             self._server = make_server(host, port, app, kind, handler_class=_SilentHandler)
@@ -111,6 +141,11 @@ class MetricsServer:
         self.close()
 
 
-def serve_metrics(registry: prometheus_client.CollectorRegistry, host: str, port: int) -> MetricsServer:
-    """Serve `registry` at http://host:port/metrics; the server's `port` says which port it got."""
-    return MetricsServer(registry, host, port)
+def serve_metrics(
+    registry: prometheus_client.CollectorRegistry,
+    host: str,
+    port: int,
+    pages: Mapping[str, Page] = MappingProxyType({}),
+) -> MetricsServer:
+    """Serve `registry` at http://host:port/metrics, and `pages` by path; the server's `port` says which it got."""
+    return MetricsServer(registry, host, port, pages)

@@ -168,6 +168,7 @@ def _facts(info: worker_pb2.WorkerInfo) -> WorkerFacts:
         version=info.version,
         block_scheme=info.block_scheme,
         block_tokens=info.block_tokens,
+        metrics_port=info.metrics_port,
     )
 
 

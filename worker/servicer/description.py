@@ -22,6 +22,8 @@ class Description:
     model: str
     """The name by which clients ask for it."""
     tokenizer: TokenizerSpec
+    metrics_port: int = 0
+    """Of the Prometheus endpoint; 0: none."""
     fingerprint: int = field(init=False)
     """Of the tokenizer; computed once, because it reads all of it."""
 
@@ -57,6 +59,7 @@ class Description:
             block_scheme=BLOCK_SCHEME,
             block_tokens=BLOCK_TOKENS,
             advice=advice,
+            metrics_port=self.metrics_port,
         )
 
 

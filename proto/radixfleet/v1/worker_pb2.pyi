@@ -210,6 +210,7 @@ class WorkerInfo(_message.Message):
     BLOCK_SCHEME_FIELD_NUMBER: _builtins.int
     BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
+    METRICS_PORT_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     """New with each start of the engine: what was cached before it is gone."""
@@ -220,6 +221,8 @@ class WorkerInfo(_message.Message):
     """Version of the block hash (see blocks.py): digests of another scheme cannot be compared."""
     block_tokens: _builtins.int
     """Tokens in a routing block."""
+    metrics_port: _builtins.int
+    """Where Prometheus finds its metrics, on the host at which routers reach the worker; 0: nowhere."""
     @_builtins.property
     def model(self) -> _inference_pb2.ModelInfo: ...
     @_builtins.property
@@ -243,10 +246,11 @@ class WorkerInfo(_message.Message):
         block_scheme: _builtins.int = ...,
         block_tokens: _builtins.int = ...,
         advice: _abc.Iterable[_builtins.str] | None = ...,
+        metrics_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "memory", b"memory", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "block_scheme", b"block_scheme", "block_tokens", b"block_tokens", "capacity", b"capacity", "incarnation", b"incarnation", "memory", b"memory", "model", b"model", "status", b"status", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "block_scheme", b"block_scheme", "block_tokens", b"block_tokens", "capacity", b"capacity", "incarnation", b"incarnation", "memory", b"memory", "metrics_port", b"metrics_port", "model", b"model", "status", b"status", "version", b"version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -514,7 +518,7 @@ class StateUpdate(_message.Message):
 
     @_builtins.property
     def totals(self) -> Global___Totals:
-        """In the first update, and then in one of those of each second."""
+        """Absent while the engine is loading."""
 
     def __init__(
         self,
