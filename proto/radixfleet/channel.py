@@ -8,6 +8,9 @@ Why each option is there:
 - Keepalive of our own: a peer whose machine vanished is noticed within half a minute, and its requests are cancelled.
 - No SO_REUSEPORT: a port that is taken is an error, not a port shared between two processes.
 - Reconnect within two seconds: a worker that comes back is found at once (the default backs off to two minutes).
+
+TLS and keys: `listen` is given a certificate, `make_server` a guard, and `open_channel` an Endpoint that says what to
+show there.
 """
 
 from __future__ import annotations
@@ -20,7 +23,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]  # missing in the stubs
 from grpc_reflection.v1alpha import reflection
 
+from radixfleet.endpoint import Endpoint, as_endpoint
+from radixfleet.grpc_guard import GuardInterceptor
+from radixfleet.guard import Guard
 from radixfleet.interceptor import ErrorInterceptor
+from radixfleet.keyed_channel import KeyedChannel
+from radixfleet.tls import ServerTls
 
 MAX_MESSAGE_BYTES = 64 * 1024**2
 KEEPALIVE_S = 20.0
@@ -87,15 +95,19 @@ async def make_server(
     service_names: Sequence[str],
     *,
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+    guard: Guard | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
 ) -> tuple[grpc.aio.Server, Health]:
     """A server with health (NOT_SERVING until told otherwise), reflection and errors as statuses.
 
-    `service_names`: full names, such as "radixfleet.v1.Inference". `interceptors` run outside the mapping of errors.
+    `service_names`: full names, such as "radixfleet.v1.Inference". `interceptors` run outside the mapping of errors,
+    and `guard` outside them; without one, everybody may call everything.
     The caller adds its servicers, calls `listen`, and starts the server.
     """
+    guards = [] if guard is None else [GuardInterceptor(guard)]
     server = grpc.aio.server(
-        interceptors=[*interceptors, ErrorInterceptor()], options=server_options(max_message_bytes=max_message_bytes)
+        interceptors=[*guards, *interceptors, ErrorInterceptor()],
+        options=server_options(max_message_bytes=max_message_bytes),
     )
     health = Health(service_names)
     await health.set(serving=False)
@@ -105,11 +117,11 @@ async def make_server(
     return server, health
 
 
-def listen(server: grpc.aio.Server, host: str, port: int) -> int:
+def listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None = None) -> int:
     """Bind to host and port (0: any free one) and return the port. Raises OSError when the port is taken."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(address)
+        bound = _bind(server, address, tls)
     except RuntimeError as error:
         raise OSError(
             f"cannot listen on {address}: is another process using the port? Choose another, or 0 for any"
@@ -119,6 +131,21 @@ def listen(server: grpc.aio.Server, host: str, port: int) -> int:
     return bound
 
 
-def open_channel(address: str, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to host:port; connects at the first call. Close it with `await channel.close()`."""
-    return grpc.aio.insecure_channel(address, options=client_options(max_message_bytes=max_message_bytes))
+def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:
+    return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.credentials())
+
+
+def open_channel(target: str | Endpoint, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """A channel to host:port, or to an Endpoint; connects at the first call. Close it with `await channel.close()`.
+
+    Raises UnusableFile when the endpoint's certificates cannot be read.
+    """
+    endpoint = as_endpoint(target)
+    options = client_options(max_message_bytes=max_message_bytes)
+    if endpoint.tls is None:
+        channel = grpc.aio.insecure_channel(endpoint.address, options=options)
+    else:
+        channel = grpc.aio.secure_channel(
+            endpoint.address, endpoint.tls.credentials(), options=[*options, *endpoint.tls.options()]
+        )
+    return channel if endpoint.key is None else KeyedChannel(channel, endpoint.shown_key)

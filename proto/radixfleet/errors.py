@@ -5,7 +5,8 @@
     ├── UnknownModel          no such model here                              NOT_FOUND
     ├── UnknownWorker         no such worker in the fleet                     NOT_FOUND
     ├── Unauthenticated       no key, or a wrong one                          UNAUTHENTICATED
-    ├── Overloaded            a queue or a pool is full; try again later      RESOURCE_EXHAUSTED + RetryInfo
+    ├── PermissionDenied      a key that is not enough                        PERMISSION_DENIED
+    ├── Overloaded            a queue, a pool or a client's limit is full      RESOURCE_EXHAUSTED + RetryInfo
     ├── Unavailable           loading, draining, or no worker left            UNAVAILABLE + RetryInfo
     ├── DeadlineExceeded      the client's deadline passed                    DEADLINE_EXCEEDED
     ├── Cancelled             the client went away                            CANCELLED
@@ -67,6 +68,13 @@ class Unauthenticated(RadixfleetError):
     reason = "UNAUTHENTICATED"
 
 
+class PermissionDenied(RadixfleetError):
+    """The key is known, and does not allow this."""
+
+    code = "PERMISSION_DENIED"
+    reason = "PERMISSION_DENIED"
+
+
 class Overloaded(RadixfleetError):
     """A queue or a pool is full."""
 
@@ -109,6 +117,7 @@ BY_REASON: dict[str, type[RadixfleetError]] = {
         UnknownModel,
         UnknownWorker,
         Unauthenticated,
+        PermissionDenied,
         Overloaded,
         Unavailable,
         DeadlineExceeded,

@@ -32,7 +32,7 @@ _BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: errors.InvalidRequest,
     grpc.StatusCode.NOT_FOUND: errors.UnknownModel,
     grpc.StatusCode.UNAUTHENTICATED: errors.Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: errors.Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: errors.PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Overloaded,
     grpc.StatusCode.UNAVAILABLE: errors.Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.DeadlineExceeded,

@@ -1,0 +1,87 @@
+"""The settings of who may reach a process, and of what it shows to others: declared once, for router and worker.
+
+    class RouterSettings(ProcessSettings):
+        tls_cert: TlsCert = None
+        ...
+
+`radixfleet.access.Access` is made of them. This module imports no grpc, so that settings stay cheap to import.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Protocol, TypeAlias
+
+from pydantic import Field, SecretStr
+
+from radixfleet.settings import CommaList
+
+TlsCert: TypeAlias = Annotated[
+    Path | None,
+    Field(description="PEM file of this process's certificate and its chain: ports speak TLS; shown to peers too."),
+]
+TlsKey: TypeAlias = Annotated[Path | None, Field(description="PEM file of the private key of --tls-cert.")]
+TlsCa: TypeAlias = Annotated[
+    Path | None,
+    Field(description="PEM file of the CAs that sign peers' certificates, or 'system': peers are dialled with TLS."),
+]
+TlsClientCa: TypeAlias = Annotated[
+    Path | None,
+    Field(description="PEM file of CAs: who calls must show a certificate that one of them signed (mutual TLS)."),
+]
+TlsPeerName: TypeAlias = Annotated[
+    str | None,
+    Field(min_length=1, description="Name that peers' certificates carry, where it is not the host that is dialled."),
+]
+ApiKeys: TypeAlias = Annotated[
+    CommaList,
+    Field(description="Clients' keys: NAME:SHA256 as `radixfleet keys new` prints them, or files of such lines."),
+]
+AdminToken: TypeAlias = Annotated[
+    SecretStr | None,
+    Field(description="Token of routers, workers and operators among themselves, or @FILE that holds it."),
+]
+
+
+class AccessSettings(Protocol):
+    """Settings that have all of the above."""
+
+    @property
+    def host(self) -> str:
+        """Address to listen on."""
+        ...
+
+    @property
+    def tls_cert(self) -> Path | None:
+        """See TlsCert; the others likewise."""
+        ...
+
+    @property
+    def tls_key(self) -> Path | None:
+        """See TlsKey."""
+        ...
+
+    @property
+    def tls_ca(self) -> Path | None:
+        """See TlsCa."""
+        ...
+
+    @property
+    def tls_client_ca(self) -> Path | None:
+        """See TlsClientCa."""
+        ...
+
+    @property
+    def tls_peer_name(self) -> str | None:
+        """See TlsPeerName."""
+        ...
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """See ApiKeys."""
+        ...
+
+    @property
+    def admin_token(self) -> SecretStr | None:
+        """See AdminToken."""
+        ...

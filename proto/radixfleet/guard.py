@@ -1,0 +1,137 @@
+"""Who may pass which door of a process: the decision, for gRPC and HTTP alike.
+
+    door      without keys and token   client's key         admin token
+    OPEN      passes                   passes               passes           health
+    CLIENT    passes                   passes               passes           inference, and looking at the fleet
+    ADMIN     passes                   PERMISSION_DENIED    passes           changing the fleet, and the Worker service
+
+Once keys or a token are set, no key, or one that is not known, is UNAUTHENTICATED at the doors they close. A token
+alone closes ADMIN doors, and on a worker CLIENT doors too: there, nobody but the fleet's routers has business unless
+clients' keys are set.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import structlog
+
+from radixfleet.errors import PermissionDenied, Unauthenticated
+from radixfleet.keys import ADMIN, KeyRing, key_hash
+from radixfleet.limits import ClientLimits
+
+_SCHEME = "bearer "
+
+
+class Door(Enum):
+    """What a call or an HTTP request needs."""
+
+    OPEN = auto()
+    CLIENT = auto()
+    ADMIN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who passed a door."""
+
+    name: str = ""
+    """The name of the key; "" without one."""
+    is_admin: bool = False
+
+
+_NOBODY = Caller()
+_caller: ContextVar[Caller] = ContextVar("radixfleet_caller", default=_NOBODY)
+
+
+def caller_name() -> str:
+    """The name of the key by which the call that is being served came in; "" without one. Never the key itself."""
+    return _caller.get().name
+
+
+def remember(caller: Caller) -> None:
+    """Make `caller` the one of the running call: for `caller_name`, and for the log lines of the call."""
+    _caller.set(caller)
+    if caller.name:
+        structlog.contextvars.bind_contextvars(key=caller.name)
+
+
+def bearer_key(header: str | None) -> str | None:
+    """The key of an `authorization: Bearer KEY` header; None without one."""
+    if header is None or header[: len(_SCHEME)].lower() != _SCHEME:
+        return None
+    return header[len(_SCHEME) :].strip() or None
+
+
+class Guard:
+    """Decides. Without `keys` and `tokens`, everybody passes every door."""
+
+    def __init__(
+        self,
+        keys: Callable[[], KeyRing] | None = None,
+        tokens: Callable[[], Sequence[str]] | None = None,
+        *,
+        token_closes_client_doors: bool = False,
+        limits: ClientLimits | None = None,
+    ) -> None:
+        """`keys` and `tokens` are asked at each call, so that they may change."""
+        self._keys = keys
+        self._tokens = tokens
+        self._token_closes_client_doors = token_closes_client_doors
+        self._limits = limits
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody needs a key for anything."""
+        return self._keys is None and self._tokens is None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether requests are counted."""
+        return self._limits is not None
+
+    def admit(self, door: Door, key: str | None) -> Caller:
+        """Who comes with `key`. Raises Unauthenticated or PermissionDenied when they may not pass."""
+        caller = self._identify(key)
+        if door is Door.OPEN or self._is_unlocked(door):
+            return caller or _NOBODY
+        if caller is None:
+            if key is None:
+                raise Unauthenticated("a key is needed here: send it as `authorization: Bearer KEY`")
+            raise Unauthenticated("the key is not known here")
+        if door is Door.ADMIN and not caller.is_admin:
+            raise PermissionDenied("this needs the admin token, and not a client's key")
+        return caller
+
+    @contextmanager
+    def visit(self, caller: Caller, host: str) -> Iterator[None]:
+        """One request that costs work, counted against the client's limits. Raises Overloaded.
+
+        A client is its key, or the host it calls from; the fleet itself, which has the admin token, has no limits.
+        """
+        if self._limits is None or caller.is_admin:
+            yield
+            return
+        with self._limits.visit(f"key {caller.name}" if caller.name else f"host {host}"):
+            yield
+
+    def _identify(self, key: str | None) -> Caller | None:
+        if key is None or self.is_open:
+            return None
+        if self._tokens is not None:
+            shown = key.encode("utf-8", "surrogatepass")
+            # In constant time: a token is no hash, and must not be found letter by letter.
+            if any(hmac.compare_digest(shown, token.encode()) for token in self._tokens()):
+                return Caller(ADMIN, is_admin=True)
+        name = self._keys().get(key_hash(key)) if self._keys is not None else None
+        return None if name is None else Caller(name)
+
+    def _is_unlocked(self, door: Door) -> bool:
+        if self.is_open:
+            return True
+        return door is Door.CLIENT and self._keys is None and not self._token_closes_client_doors
