@@ -41,7 +41,6 @@ from radixfleet.channel import open_channel
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
-from radixfleet.endpoint import Endpoint
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
 from radixfleet.retry import RetryPolicy
 from radixfleet.status import error_from_rpc
@@ -54,19 +53,15 @@ class Client:
 
     def __init__(
         self,
-        target: str | Endpoint,
+        address: str,
         *,
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """`target`: host:port, or an Endpoint where TLS or a key is needed.
-
-        `timeout_s`: for calls that are given none; None waits forever. Raises UnusableFile when the endpoint's
-        certificates cannot be read.
-        """
-        self._channel = open_channel(target)
+        """`address`: host:port. `timeout_s`: for calls that are given none; None waits forever."""
+        self._channel = open_channel(address)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._fleet = fleet_pb2_grpc.FleetStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerStub(self._channel)
@@ -222,16 +217,16 @@ class Client:
         response = await self._call(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest(), timeout_s)
         return [answers.worker_entry(worker) for worker in response.workers]
 
-    async def register(self, address: str, *, timeout_s: float | None = None) -> bool:
-        """Tell the router of a worker at host:port. False: it was known already."""
-        request = fleet_pb2.RegisterRequest(address=utf8(address, "address"))
-        response: fleet_pb2.RegisterResponse = await self._call(self._fleet.Register, request, timeout_s)
-        return response.added
     async def fleet(self, *, timeout_s: float | None = None) -> FleetReport:
         """The fleet and every worker in it, with what happened lately."""
         response = await self._call(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest(), timeout_s)
         return answers.fleet_report(response)
 
+    async def register(self, address: str, *, timeout_s: float | None = None) -> bool:
+        """Tell the router of a worker at host:port. False: it was known already."""
+        request = fleet_pb2.RegisterRequest(address=utf8(address, "address"))
+        response: fleet_pb2.RegisterResponse = await self._call(self._fleet.Register, request, timeout_s)
+        return response.added
 
     async def drain(
         self, worker_id: str, *, grace_s: float | None = None, timeout_s: float | None = None

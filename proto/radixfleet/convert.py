@@ -15,8 +15,8 @@ import numpy as np
 from google.protobuf.message import Message
 
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import (
 from radixfleet.rates import PromptTokens, Recent, Totals
+from radixfleet.types import (
     Capacity,
     ChatMessage,
     ChatPrompt,
@@ -142,26 +142,6 @@ def load(message: worker_pb2.Load) -> Load:
     return _value(Load, message)
 
 
-def usage_to_pb(usage: Usage) -> inference_pb2.Usage:
-    """To the wire."""
-    return inference_pb2.Usage(**_fields(usage))
-
-
-def usage(message: inference_pb2.Usage) -> Usage:
-    """From the wire."""
-    return _value(Usage, message)
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a value whose message has the same names."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _value(kind: type[ValueT], message: Message) -> ValueT:
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
-    return kind(
-        **{
-            name: tuple(item) if isinstance(item, Sequence) and not isinstance(item, str) else item
 def totals_to_pb(totals: Totals) -> worker_pb2.Totals:
     """To the wire."""
     return worker_pb2.Totals(**_fields(totals))
@@ -186,6 +166,26 @@ def recent(message: fleet_pb2.Recent) -> Recent:
     return Recent(message.seconds, totals(message.totals), _value(PromptTokens, message.prompt_tokens))
 
 
+def usage_to_pb(usage: Usage) -> inference_pb2.Usage:
+    """To the wire."""
+    return inference_pb2.Usage(**_fields(usage))
+
+
+def usage(message: inference_pb2.Usage) -> Usage:
+    """From the wire."""
+    return _value(Usage, message)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The fields of a value whose message has the same names."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
+def _value(kind: type[ValueT], message: Message) -> ValueT:
+    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
+    return kind(
+        **{
+            name: tuple(item) if isinstance(item, Sequence) and not isinstance(item, str) else item
             for name, item in fields.items()
         }
     )

@@ -31,8 +31,6 @@ class WorkerFacts:
     version: str
     block_scheme: int
     block_tokens: int
-    metrics_port: int = 0
-    """Of its Prometheus endpoint; 0: none that it knows of."""
 
     @property
     def comparable_blocks(self) -> bool:
@@ -58,9 +56,9 @@ class WorkerState:
         """The worker's number in the sketch."""
         self.books = Books(clock)
         self.breaker = breaker
+        self.activity = WorkerActivity(clock)
         self.facts: WorkerFacts | None = None
         """None until it has answered once."""
-        self.activity = WorkerActivity(clock)
         self.incarnation: Incarnation | None = None
         self.status = WorkerStatus.LOADING
         self.capacity: Capacity | None = None
@@ -140,9 +138,9 @@ class WorkerState:
     def restarted(self) -> None:
         """Its engine is a new one: nothing that was held against the old one counts."""
         self.books.forget_reports()
+        self.activity.restarted()
         self.breaker.reset()
         self.drain_wanted = False
-        self.activity.restarted()
         self.changed()
 
     def book(self, tokens: int, number: int) -> Booking:
