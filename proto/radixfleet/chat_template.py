@@ -7,7 +7,7 @@ from a client; neither may reach attributes or change what it is given, and what
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -18,7 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import ChatMessage
+from radixfleet.types import ChatPrompt
 
 _FIELD = "prompt.chat"
 _FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
@@ -48,17 +48,24 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: now().strftime(pattern)
-        self._fixed = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
+        self._fixed = {"bos_token": bos_token, "eos_token": eos_token, "documents": None}
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise InvalidRequest(f"the model's chat template cannot be read: {error}", field=_FIELD) from error
 
-    def render(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool) -> str:
+    def render(self, prompt: ChatPrompt) -> str:
         """The prompt as text. Raises InvalidRequest when the template refuses the messages or fails on them."""
-        as_dicts = [{"role": message.role, "content": message.content} for message in messages]
+        messages = [{"role": message.role, "content": message.content, **message.extra} for message in prompt.messages]
+        variables = {
+            **self._fixed,
+            **prompt.variables,
+            "messages": messages,
+            "add_generation_prompt": prompt.add_generation_prompt,
+            "tools": list(prompt.tools) or None,
+        }
         try:
-            return self._template.render(messages=as_dicts, add_generation_prompt=add_generation_prompt, **self._fixed)
+            return self._template.render(variables)
         except _FAILURES as error:
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}", field=_FIELD) from error
 

@@ -94,11 +94,15 @@ def _grammar(options: dict[str, Any]) -> inference_pb2.Grammar:
     if name == GrammarKind.JSON_OBJECT:
         return inference_pb2.Grammar(json_object=bool(value))
     if name == GrammarKind.JSON_SCHEMA and isinstance(value, Mapping):
-        try:
-            value = json.dumps(value, ensure_ascii=False)
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"{field} cannot be written as JSON: {error}", field=field) from error
+        value = _json(value, field)
     return inference_pb2.Grammar(**{name: utf8(value, field)})  # type: ignore[arg-type]  # a field's name
+
+
+def _json(value: object, field: str) -> str:
+    try:
+        return utf8(json.dumps(value, ensure_ascii=False), field)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{field} cannot be written as JSON: {error}", field=field) from error
 
 
 def _strings(value: object) -> Sequence[str]:
@@ -110,7 +114,10 @@ def prompt_to_pb(prompt: PromptInput, field: str = "prompt") -> inference_pb2.Pr
     if isinstance(prompt, str):
         return inference_pb2.Prompt(text=utf8(prompt, f"{field}.text"))
     if isinstance(prompt, ChatPrompt):
-        return _chat(prompt.messages, f"{field}.chat.messages", add_generation_prompt=prompt.add_generation_prompt)
+        message = _chat(prompt.messages, f"{field}.chat.messages", add_generation_prompt=prompt.add_generation_prompt)
+        message.chat.tools_json = _json(prompt.tools, f"{field}.chat.tools") if prompt.tools else ""
+        message.chat.variables_json = _json(prompt.variables, f"{field}.chat.variables") if prompt.variables else ""
+        return message
     if not isinstance(prompt, np.ndarray) and len(prompt) and isinstance(prompt[0], ChatMessage | Mapping):
         return _chat(prompt, f"{field}.chat.messages", add_generation_prompt=None)
     return inference_pb2.Prompt(token_ids=convert.pack_tokens(token_array(prompt, f"{field}.token_ids")))
@@ -133,13 +140,15 @@ def _chat(messages: Any, field: str, *, add_generation_prompt: bool | None) -> i
     chat = inference_pb2.Chat(add_generation_prompt=add_generation_prompt)
     for index, message in enumerate(messages):
         path = f"{field}[{index}]"
+        extra = ""
         if isinstance(message, ChatMessage):
             role, content = message.role, message.content
+            extra = _json(message.extra, f"{path}.extra") if message.extra else ""
         elif isinstance(message, Mapping) and set(message) == {"role", "content"}:
             role, content = message["role"], message["content"]
         else:
             raise InvalidRequest(f"{path} must have role and content, and nothing else", field=path)
-        chat.messages.add(role=utf8(role, f"{path}.role"), content=utf8(content, f"{path}.content"))
+        chat.messages.add(role=utf8(role, f"{path}.role"), content=utf8(content, f"{path}.content"), extra_json=extra)
     return inference_pb2.Prompt(chat=chat)
 
 

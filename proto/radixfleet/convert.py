@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 from google.protobuf.message import Message
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ValueT = TypeVar("ValueT", bound="DataclassInstance")
+
+JsonT = TypeVar("JsonT", dict[str, Any], list[Any])
+_JSON_NAMES: Mapping[type, str] = {dict: "object", list: "array"}
 
 MAX_NAME_BYTES = 1024
 """Of request_id, model, cache_salt and lease_id."""
@@ -76,21 +80,38 @@ def prompt_form(message: inference_pb2.Prompt, field: str = "prompt") -> PromptF
             raise InvalidRequest(f"{field}.token_ids is empty", field=f"{field}.token_ids")
         return tokens
     if form == "chat":
-        return _chat(message.chat, f"{field}.chat.messages")
+        return _chat(message.chat, f"{field}.chat")
     raise InvalidRequest(f"{field} is not set: give text, token_ids or chat", field=field)
 
 
 def _chat(message: inference_pb2.Chat, field: str) -> ChatPrompt:
+    path = f"{field}.messages"
     if not message.messages:
-        raise InvalidRequest(f"{field} is empty", field=field)
-    for index, item in enumerate(message.messages):
-        if not item.role:
-            path = f"{field}[{index}].role"
-            raise InvalidRequest(f"{path} is empty", field=path)
+        raise InvalidRequest(f"{path} is empty", field=path)
     return ChatPrompt(
-        messages=tuple(ChatMessage(role=item.role, content=item.content) for item in message.messages),
+        messages=tuple(_chat_message(item, f"{path}[{index}]") for index, item in enumerate(message.messages)),
         add_generation_prompt=message.add_generation_prompt if message.HasField("add_generation_prompt") else True,
+        tools=tuple(_json(message.tools_json, list, f"{field}.tools_json")),
+        variables=_json(message.variables_json, dict, f"{field}.variables_json"),
     )
+
+
+def _chat_message(message: inference_pb2.ChatMessage, field: str) -> ChatMessage:
+    if not message.role:
+        path = f"{field}.role"
+        raise InvalidRequest(f"{path} is empty", field=path)
+    return ChatMessage(message.role, message.content, _json(message.extra_json, dict, f"{field}.extra_json"))
+
+
+def _json(text: str, kind: type[JsonT], field: str) -> JsonT:
+    """What `text` says; empty where it is."""
+    if not text:
+        return kind()
+    try:
+        value: JsonT = msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"{field} must be a JSON {_JSON_NAMES[kind]}: {error}", field=field) from error
+    return value
 
 
 def check_tokens(tokens: TokenArray, *, vocab_size: int, field: str = "prompt") -> None:

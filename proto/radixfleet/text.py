@@ -18,7 +18,7 @@ import xxhash
 from radixfleet.chat_template import ChatTemplate
 from radixfleet.errors import InvalidRequest
 from radixfleet.segments import SegmentCache, SegmentCutter
-from radixfleet.types import ChatMessage, ChatPrompt, PromptForm, TokenArray
+from radixfleet.types import ChatPrompt, PromptForm, TokenArray
 
 SEGMENT_CACHE_BYTES = 64 * 1024**2
 
@@ -105,22 +105,22 @@ class Tokenizer:
             return np.concatenate([np.array([bos], dtype=np.uint32), ids])
         return ids
 
-    def render_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> str:
-        """The prompt that the model's chat template makes. InvalidRequest when there is no template or it refuses."""
+    def render_chat(self, prompt: ChatPrompt) -> str:
+        """The text that the model's chat template makes. InvalidRequest when there is no template or it refuses."""
         if isinstance(self._template, InvalidRequest):
             raise InvalidRequest(str(self._template), field=self._template.field)
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._template.render(prompt)
 
-    def encode_chat(self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True) -> TokenArray:
+    def encode_chat(self, prompt: ChatPrompt) -> TokenArray:
         """Ids of a chat. The template alone says whether there is a BOS, so none is added to what it wrote."""
-        return self._encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt))
+        return self._encode(self.render_chat(prompt))
 
     def encode_prompt(self, prompt: PromptForm) -> TokenArray:
         """Ids of a prompt of any form; token ids pass unchanged."""
         if isinstance(prompt, str):
             return self.encode(prompt)
         if isinstance(prompt, ChatPrompt):
-            return self.encode_chat(prompt.messages, add_generation_prompt=prompt.add_generation_prompt)
+            return self.encode_chat(prompt)
         return prompt
 
     def decode(self, ids: Sequence[int] | TokenArray, *, skip_special_tokens: bool = True) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType, TypeAlias
+from typing import Any, NewType, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +105,8 @@ class ChatMessage:
 
     role: str
     content: str
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else the chat template sees in the message (tool_calls, tool_call_id); plain values of JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,10 @@ class ChatPrompt:
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
     """End with the header of the assistant's turn."""
+    tools: tuple[Any, ...] = ()
+    """Tools that the model may call, as the chat template expects them; plain values of JSON."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """What else the chat template asks for (enable_thinking); plain values of JSON."""
 
 
 PromptForm: TypeAlias = str | TokenArray | ChatPrompt

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from radixfleet.text import Tokenizer
-from radixfleet.types import ChatMessage
+from radixfleet.types import ChatMessage, ChatPrompt
 from worker.model.configuration import load_config
 from worker.model.sources import resolve_model
 from worker.model.tokenizer_files import load_tokenizer_spec
@@ -51,7 +51,7 @@ def test_ids(tokenizer: Tokenizer, text: str, ids: list[int]) -> None:
 
 
 def test_chats_get_the_models_own_system_prompt_when_they_have_none(tokenizer: Tokenizer) -> None:
-    assert tokenizer.render_chat([ChatMessage("user", "Hi")]) == (
+    assert tokenizer.render_chat(ChatPrompt((ChatMessage("user", "Hi"),))) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )

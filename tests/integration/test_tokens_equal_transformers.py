@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from radixfleet.text import Tokenizer
-from radixfleet.types import ChatMessage
+from radixfleet.types import ChatMessage, ChatPrompt
 from tests.support.engine_generation import (
     Generation,
     LoadedRunner,
@@ -179,7 +179,7 @@ def demo_prompts(demo_path: Path) -> list[list[int]]:
     tokenizer = Tokenizer(load_tokenizer_spec(demo_path))
     text = tokenizer.encode(TEXT).tolist()
     chats = [
-        tokenizer.encode_chat([ChatMessage("user", question)]).tolist()
+        tokenizer.encode_chat(ChatPrompt((ChatMessage("user", question),))).tolist()
         for question in ("Why is the sky blue?", "Add 1234 and 4321.", "Write a haiku about the sea.")
     ]
     slices = [text[start : start + length] for start, length in zip(range(0, 220, 10), LENGTHS, strict=True)]

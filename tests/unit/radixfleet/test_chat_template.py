@@ -8,7 +8,7 @@ import pytest
 
 from radixfleet.chat_template import ChatTemplate
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import ChatMessage
+from radixfleet.types import ChatMessage, ChatPrompt
 
 MESSAGES = [ChatMessage("system", "Be kind."), ChatMessage("user", "Hi <b>!")]
 CHATML = """{% for message in messages %}
@@ -21,8 +21,9 @@ You help.<|im_end|>
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-def render(source: str, messages=MESSAGES, *, add_generation_prompt: bool = True, **options) -> str:
-    return ChatTemplate(source, **options).render(messages, add_generation_prompt=add_generation_prompt)
+def render(source: str, messages=MESSAGES, *, prompt=None, add_generation_prompt: bool = True, **options) -> str:
+    prompt = prompt or ChatPrompt(tuple(messages), add_generation_prompt)
+    return ChatTemplate(source, **options).render(prompt)
 
 
 def test_chatml_with_blocks_trimmed():
@@ -100,3 +101,28 @@ def test_the_sandbox_holds(source):
 def test_a_template_that_is_not_jinja():
     with pytest.raises(InvalidRequest, match="cannot be read"):
         ChatTemplate("{% for %}")
+
+
+def test_tools_variables_and_what_else_a_message_has_reach_the_template():
+    call = {"function": {"name": "weather", "arguments": {"city": "Bern", "days": 2}}}
+    messages = (
+        ChatMessage("user", "hi"),
+        ChatMessage("assistant", "", {"content": None, "tool_calls": [call]}),
+        ChatMessage("tool", "sunny", {"tool_call_id": "c1"}),
+    )
+    prompt = ChatPrompt(messages, tools=({"name": "weather"},), variables={"enable_thinking": False})
+    source = (
+        "{{ tools | tojson }}{{ enable_thinking }}{{ messages[1].content is none }}"
+        "{{ messages[1].tool_calls[0].function.arguments | tojson }}{{ messages[2].tool_call_id }}"
+    )
+    expected = '[{"name": "weather"}]FalseTrue{"city": "Bern", "days": 2}c1'
+    assert ChatTemplate(source).render(prompt) == expected
+
+
+def test_without_tools_the_template_sees_none():
+    assert render("{{ tools is none }}{{ enable_thinking is defined }}") == "TrueFalse"
+
+
+def test_variables_do_not_stand_in_for_messages():
+    prompt = ChatPrompt((ChatMessage("user", "hi"),), variables={"messages": [], "add_generation_prompt": False})
+    assert render("{{ messages | length }}{{ add_generation_prompt }}", prompt=prompt) == "1True"

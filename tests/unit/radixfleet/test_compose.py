@@ -34,6 +34,12 @@ def test_a_chat_that_is_to_be_continued():
     assert prompt_form(prompt_to_pb(prompt)) == prompt
 
 
+def test_a_chat_with_all_that_its_template_may_ask_for():
+    messages = (*MESSAGES, ChatMessage("assistant", "", {"tool_calls": [{"id": "é"}]}))
+    prompt = ChatPrompt(messages, tools=({"type": "function"},), variables={"enable_thinking": False})
+    assert prompt_form(prompt_to_pb(prompt)) == prompt
+
+
 @pytest.mark.parametrize(
     "given",
     [[5, 0, 2**32 - 1], (5, 0, 2**32 - 1), np.array([5, 0, 2**32 - 1]), np.array([5, 0, 2**32 - 1], dtype=np.uint32)],

@@ -71,6 +71,37 @@ class TestPrompt:
             (ChatMessage("user", "hi"), ChatMessage("x", "")), expected
         )
 
+    def test_what_the_chat_template_is_to_see_beside(self):
+        message = pb.ChatMessage(role="assistant", extra_json='{"tool_calls": [{"a": 1.5}]}')
+        chat = pb.Chat(messages=[message], tools_json='[{"name": "f"}]', variables_json='{"enable_thinking": false}')
+        assert prompt_form(pb.Prompt(chat=chat)) == ChatPrompt(
+            (ChatMessage("assistant", "", {"tool_calls": [{"a": 1.5}]}),),
+            tools=({"name": "f"},),
+            variables={"enable_thinking": False},
+        )
+
+    @pytest.mark.parametrize(
+        ("field", "text"),
+        [
+            ("messages[0].extra_json", "[]"),
+            ("tools_json", "{}"),
+            ("tools_json", "[" * 9999),
+            ("variables_json", '{"a": NaN}'),
+            ("variables_json", '{"a": 1e999}'),
+            ("variables_json", "{"),
+        ],
+    )
+    def test_what_is_no_json_is_refused_by_name(self, field, text):
+        """Behaviour 42."""
+        chat = pb.Chat(messages=[{"role": "a"}])
+        if field == "messages[0].extra_json":
+            chat.messages[0].extra_json = text
+        else:
+            setattr(chat, field, text)
+        with pytest.raises(InvalidRequest) as caught:
+            prompt_form(pb.Prompt(chat=chat))
+        assert caught.value.field == f"prompt.chat.{field}"
+
     @pytest.mark.parametrize(
         ("prompt", "field"),
         [

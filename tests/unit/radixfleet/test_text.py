@@ -126,33 +126,34 @@ class TestEncode:
 class TestChat:
     def test_the_template_says_whether_there_is_a_bos(self):
         """No BOS twice, and none where the template writes none."""
-        messages = [ChatMessage("user", "hi"), ChatMessage("assistant", "ho")]
+        messages = (ChatMessage("user", "hi"), ChatMessage("assistant", "ho"))
         tokenizer = Tokenizer(LLAMA)
-        assert tokenizer.render_chat(messages) == "<|start|>hi<|end|>ho<|end|>>"
-        assert tokenizer.encode_chat(messages).tolist() == [START, *ids_of("hi"), END, *ids_of("ho"), END, *ids_of(">")]
-        assert tokenizer.encode_chat(messages, add_generation_prompt=False)[-1] == END
+        assert tokenizer.render_chat(ChatPrompt(messages)) == "<|start|>hi<|end|>ho<|end|>>"
+        ids = tokenizer.encode_chat(ChatPrompt(messages)).tolist()
+        assert ids == [START, *ids_of("hi"), END, *ids_of("ho"), END, *ids_of(">")]
+        assert tokenizer.encode_chat(ChatPrompt(messages, add_generation_prompt=False))[-1] == END
         without = TokenizerSpec.from_json(LLAMA.to_json().replace(b"{{ bos_token }}", b""))
-        assert Tokenizer(without).encode_chat(messages)[0] != START
+        assert Tokenizer(without).encode_chat(ChatPrompt(messages))[0] != START
 
     def test_prompts_of_every_form(self):
         tokenizer = Tokenizer(LLAMA)
         messages = (ChatMessage("user", "hi"),)
         assert tokenizer.encode_prompt("hi").tolist() == tokenizer.encode("hi").tolist()
         chat = tokenizer.encode_prompt(ChatPrompt(messages, add_generation_prompt=False))
-        assert chat.tolist() == tokenizer.encode_chat(messages, add_generation_prompt=False).tolist()
+        assert chat.tolist() == tokenizer.encode_chat(ChatPrompt(messages, add_generation_prompt=False)).tolist()
         ids = np.array([3, 1], dtype=np.uint32)
         assert tokenizer.encode_prompt(ids) is ids
 
     def test_a_model_without_a_template_says_what_to_do(self):
         with pytest.raises(InvalidRequest, match="send text or token ids"):
-            Tokenizer(PLAIN).encode_chat([ChatMessage("user", "hi")])
+            Tokenizer(PLAIN).encode_chat(ChatPrompt((ChatMessage("user", "hi"),)))
 
     def test_a_broken_template_fails_chats_alone(self):
         tokenizer = Tokenizer(spec_of(HF, chat_template="{% for %}"))
         assert tokenizer.encode("hello").tolist() == ids_of("hello")
         for _ in range(2):
             with pytest.raises(InvalidRequest, match="cannot be read"):
-                tokenizer.render_chat([ChatMessage("user", "hi")])
+                tokenizer.render_chat(ChatPrompt((ChatMessage("user", "hi"),)))
 
 
 class TestDecode:

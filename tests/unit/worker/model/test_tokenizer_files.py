@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from radixfleet.text import Tokenizer
-from radixfleet.types import ChatMessage
+from radixfleet.types import ChatMessage, ChatPrompt
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_model import CHAT_TEMPLATE, tiny_model
 from worker.model.errors import BrokenModel, ModelNotFound
@@ -46,13 +46,13 @@ def test_ids_are_those_of_transformers() -> None:
     theirs = AutoTokenizer.from_pretrained(tiny_model())
     for text in TEXTS:
         assert ours.encode(text).tolist() == theirs(text)["input_ids"]
-    messages = [ChatMessage("system", "be brief"), ChatMessage("user", "Tell me about 1234")]
+    messages = (ChatMessage("system", "be brief"), ChatMessage("user", "Tell me about 1234"))
     expected = theirs.apply_chat_template(
         [{"role": message.role, "content": message.content} for message in messages],
         add_generation_prompt=True,
         tokenize=False,
     )
-    assert ours.render_chat(messages) == expected
+    assert ours.render_chat(ChatPrompt(messages)) == expected
 
 
 def test_bos_is_added_when_the_configuration_or_the_post_processor_adds_it(tmp_path: Path) -> None:
