@@ -23,6 +23,7 @@ from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2_grpc
 from worker.config import WorkerSettings
+from worker.dialects import services as dialects
 from worker.engine.config import EngineConfig
 from worker.engine.handle import EngineHandle
 from worker.engine.inline import InlineEngine
@@ -75,7 +76,9 @@ async def running_worker(
     async with AsyncExitStack() as stack:
         tokenizer = await asyncio.to_thread(Tokenizer, spec)
         threads = stack.enter_context(ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer"))
-        server, health = await make_server(SERVICES, max_message_bytes=settings.max_message_bytes)
+        server, health = await make_server(
+            (*SERVICES, *dialects.service_names()), max_message_bytes=settings.max_message_bytes
+        )
         port = listen(server, settings.host, settings.port)
         worker_id = WorkerId(settings.worker_id or f"{socket.gethostname()}-{port}")
         metrics = WorkerMetrics(BuildInfo(package_version(), worker_id, settings.model_name, settings.runner))
@@ -107,6 +110,7 @@ async def running_worker(
         stack.push_async_callback(server.stop, _STOP_S)
         stack.push_async_callback(links.close)
         await stack.enter_async_context(feed)
+        await stack.enter_async_context(dialects.answered(server, description, engine, feed, requests, inference))
         await stack.enter_async_context(_truthful_health(health, feed))
         await server.start()
         address = local_address(settings.host, port)

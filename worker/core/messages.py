@@ -184,8 +184,9 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     advice: dict[str, str] = {}
     """By stage, for the operator: what to change, while memory is short there or was so a moment ago."""
     block_runs: list[BlockRun] | None = None
-    """None unless followed. In the first report after `FollowBlocks` every cached block; then at least those in
-    `added_blocks`. Parents come before their children."""
+    """None unless followed; else at least what is in `added_blocks`. Parents come before their children."""
+    has_all_blocks: bool = False
+    """`block_runs` has every cached block: so in the first report after `FollowBlocks`."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):

@@ -207,17 +207,16 @@ class EngineLoop:
                 step_limits=self._scheduler.step_limits,
                 advice=self._scheduler.shortages.open,
                 block_runs=self._block_runs(),
+                has_all_blocks=self._all_blocks_wanted,
             )
         )
+        self._all_blocks_wanted = False
 
     def _block_runs(self) -> list[BlockRun] | None:
         """See `Report.block_runs`. In the turn in which the changes were drained, so that nothing falls in between."""
         cache = self._scheduler.cache
         runs = cache.block_events.drain_runs()
-        if self._all_blocks_wanted:
-            self._all_blocks_wanted = False
-            return cache.block_runs()
-        return runs
+        return cache.block_runs() if self._all_blocks_wanted else runs
 
     def _tell_shortages(self) -> None:
         """One line when memory runs short, and one when there is enough again: not one for each step."""

@@ -47,7 +47,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse],
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Started, Delta, ..., Finished."""
-        async with self._running(request, context.time_remaining) as generation:
+        async with self.running(request, context.time_remaining) as generation:
             await context.send_initial_metadata(((EXECUTION_ID_HEADER, generation.identity.execution_id),))
             async for response in generation.responses():
                 yield response
@@ -56,9 +56,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         """The messages of Generate, for requests that come on a link. Closing it ends the request."""
-        async with self._running(request, time_remaining) as generation:
+        async with self.running(request, time_remaining) as generation:
             async for response in generation.responses():
                 yield response
+
+    @asynccontextmanager
+    async def running(
+        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+    ) -> AsyncIterator[Generation]:
+        """A request that was submitted; leaving the block ends it. Raises RadixfleetError."""
+        generation = await self._start(request)
+        try:
+            yield generation
+        finally:
+            self._requests.end(generation, _why_gone(time_remaining()))
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -80,16 +91,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """The model; UNAVAILABLE while its limits are not known yet."""
         self._require_model(request.model)
         return convert.model_info_to_pb(self._description.model_info(self._requests.require_loaded()))
-
-    @asynccontextmanager
-    async def _running(
-        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
-    ) -> AsyncIterator[Generation]:
-        generation = await self._start(request)
-        try:
-            yield generation
-        finally:
-            self._requests.end(generation, _why_gone(time_remaining()))
 
     async def _start(self, request: inference_pb2.GenerateRequest) -> Generation:
         """Validate, tokenize, submit. What fails here has an outcome, too."""

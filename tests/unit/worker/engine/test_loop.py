@@ -161,14 +161,18 @@ def test_tells_the_tokens_of_blocks_to_whoever_follows_them_and_to_nobody_else(s
     serial.run_out()
     assert serial.report().block_runs is None
     serial.front.inbox.append(FollowBlocks(on=True))
-    (run,) = serial.report().block_runs or []
+    first = serial.report()
+    assert first.has_all_blocks
+    (run,) = first.block_runs or []
     assert (run.namespace, run.first, run.token_ids.tolist()) == (("model",), 0, list(range(1000, 1064)))
     assert run.hashes.tolist() == serial.scheduler.cache.block_hashes().tolist()
     serial.front.inbox.append(submit(2, 65, max_new_tokens=1))
     serial.run_out()
     serial.clock.advance(REPORT_ALIVE_S)
     serial.idle()
-    later = [run for report in serial.front.take(Report) for run in report.block_runs or []]
+    reports = serial.front.take(Report)
+    assert not any(report.has_all_blocks for report in reports)
+    later = [run for report in reports for run in report.block_runs or []]
     assert [run.token_ids.tolist() for run in later] == [list(range(2000, 2064))]
     serial.front.inbox.append(FollowBlocks(on=False))
     assert serial.report().block_runs is None
