@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,17 +17,21 @@ from random import Random
 
 import grpc.aio
 import structlog
+from starlette.routing import BaseRoute
 
+from radixfleet.access import Access
 from radixfleet.address import local_address, publish
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
-from radixfleet.telemetry import serve_metrics, setup_logging
+from radixfleet.limits import ClientLimits
+from radixfleet.metrics_server import serve_metrics
+from radixfleet.telemetry import setup_logging
 from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
 from router.api.fleet import FleetServicer
 from router.api.inference import InferenceServicer
 from router.api.prompts import Prompts
-from router.api.scrape_targets import PATH, scrape_targets
 from router.api.report import Reporter
+from router.api.scrape_targets import PATH, scrape_targets
 from router.config import RouterSettings
 from router.dispatch.chooser import Chooser
 from router.dispatch.dispatcher import Dispatcher
@@ -36,6 +40,7 @@ from router.dispatch.link_stream import Links
 from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
 from router.http.app import HttpApp
+from router.http.guard import HttpGuard
 from router.http.openai.models import models_routes
 from router.http.operations import operations_routes
 from router.http.server import HttpServer
@@ -85,13 +90,14 @@ class Router:
 async def running_router(
     settings: RouterSettings, clock: Clock | None = None, random: Random | None = None
 ) -> AsyncIterator[Router]:
-    """A router from listening to stopped. Raises OSError when a port is taken.
+    """A router from listening to stopped. Raises OSError when a port is taken, or a certificate cannot be used.
 
     Leaving the block cuts what still runs: `drain` first.
     """
     clock = clock or MonotonicClock()
     random = random or Random()  # noqa: S311  ties and jitter, no secrets
     loop = asyncio.get_running_loop()
+    access = await asyncio.to_thread(_access, settings, clock)
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
@@ -101,7 +107,7 @@ async def running_router(
         stack.callback(look_aside.close)
         tokenizers = TokenizerStore(threads)
         changed = asyncio.Event()
-        surroundings = Surroundings(settings, sketch, tokenizers, metrics, look_aside, clock, random)
+        surroundings = Surroundings(settings, sketch, tokenizers, metrics, look_aside, access, clock, random)
         registry = WorkerRegistry(surroundings, changed.set, lambda: gate.stir())
         stack.push_async_callback(registry.close)
         activity = FleetActivity(lambda: registry.workers, clock)
@@ -121,16 +127,16 @@ async def running_router(
             metrics=metrics,
             clock=clock,
         )
-        server, health = await make_server(SERVICES, max_message_bytes=settings.max_message_bytes)
+        server, health = await make_server(SERVICES, guard=access.guard, max_message_bytes=settings.max_message_bytes)
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(prompts, dispatcher, log), server)
         reporter = Reporter(registry, activity, gate, log, sketch, settings.policy)
         fleet_pb2_grpc.add_FleetServicer_to_server(
             FleetServicer(registry, prompts, chooser, gate, look_aside, reporter), server
         )
-        port = listen(server, settings.host, settings.port)
+        port = listen(server, settings.host, settings.port, access.tls)
         metrics.watch_fleet(lambda: _sample(registry, sketch, clock), loop)
         pages = {PATH: lambda asked: ask_loop(lambda: scrape_targets(registry.workers, asked), loop)}
-        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, pages)
+        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, pages, access)
         # In a thread: a scrape that is under way waits for this loop.
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
         await stack.enter_async_context(_truthful_health(health, registry, changed))
@@ -138,10 +144,8 @@ async def running_router(
         stack.push_async_callback(server.stop, None)
         registry.start()
         await server.start()
-        http = None
-        if settings.http_port >= 0:
-            app = HttpApp([*operations_routes(registry, metrics.registry), *models_routes(prompts)])
-            http = HttpServer(app, settings.host, settings.http_port)
+        http = _http_server(settings, access, [*operations_routes(registry, metrics.registry), *models_routes(prompts)])
+        if http is not None:
             stack.push_async_callback(http.close)
             http.start()
         address, metrics_port = local_address(settings.host, port), metrics_server.port
@@ -149,6 +153,29 @@ async def running_router(
         await _announce(router, settings)
         yield router
     _log.info("router stopped")
+
+
+def _access(settings: RouterSettings, clock: Clock) -> Access:
+    """Reads files. Raises UnusableFile."""
+    limits = None
+    if settings.max_client_requests is not None or settings.max_client_requests_per_s is not None:
+        limits = ClientLimits(
+            clock,
+            max_requests_per_s=settings.max_client_requests_per_s,
+            max_open_requests=settings.max_client_requests,
+        )
+    access = Access.from_settings(settings, limits=limits, clock=clock)
+    for warning in access.warnings(settings.host):
+        _log.warning(warning)
+    return access
+
+
+def _http_server(settings: RouterSettings, access: Access, routes: Sequence[BaseRoute]) -> HttpServer | None:
+    """Not started. None where HTTP is switched off."""
+    if settings.http_port < 0:
+        return None
+    app = HttpGuard(HttpApp(routes), access.guard)
+    return HttpServer(app, settings.host, settings.http_port, tls=access.ssl_context())
 
 
 async def drain(router: Router, grace_s: float) -> None:

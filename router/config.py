@@ -8,6 +8,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from radixfleet.access_settings import AdminToken, ApiKeys, TlsCa, TlsCert, TlsClientCa, TlsKey, TlsPeerName
 from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
 PolicyName: TypeAlias = Literal[
@@ -41,6 +42,20 @@ class RouterSettings(ProcessSettings):
         64 * 1024**2,
         ge=1024**2,
         description="Largest gRPC message and HTTP body; a prompt of a million tokens needs 4 MB.",
+    )
+
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    tls_client_ca: TlsClientCa = None
+    tls_peer_name: TlsPeerName = None
+    api_keys: ApiKeys = ()
+    admin_token: AdminToken = None
+    max_client_requests_per_s: float | None = Field(
+        None, gt=0, le=1e6, description="Requests that a client (a key; without keys, a host) may send a second."
+    )
+    max_client_requests: int | None = Field(
+        None, ge=1, le=1_000_000, description="Requests of a client that may run at once; more are refused."
     )
 
     workers: CommaList = Field(

@@ -15,10 +15,13 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
+from radixfleet.access import Access
 from radixfleet.address import is_wildcard, local_address, publish
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
-from radixfleet.telemetry import serve_metrics
+from radixfleet.metrics_server import serve_metrics
 from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2_grpc
@@ -44,6 +47,7 @@ from worker.servicer.worker import WorkerServicer
 
 SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Worker")
 _TOKENIZER_THREADS = 2
+_log = structlog.get_logger(__name__)
 _STOP_S = 2.0
 """How long open calls may take to end when the server stops."""
 
@@ -68,21 +72,22 @@ class Worker:
 async def running_worker(
     settings: WorkerSettings, spec: TokenizerSpec, engine: EngineHandle, clock: Clock | None = None
 ) -> AsyncIterator[Worker]:
-    """A worker from listening to stopped. Raises OSError when a port is taken.
+    """A worker from listening to stopped. Raises OSError when a port is taken, or a certificate cannot be used.
 
     `clock` must be the engine's. Leaving the block cuts what still runs: drain first.
     """
     clock = clock or MonotonicClock()
+    access = await asyncio.to_thread(_access, settings, clock)
     async with AsyncExitStack() as stack:
         tokenizer = await asyncio.to_thread(Tokenizer, spec)
         threads = stack.enter_context(ThreadPoolExecutor(_TOKENIZER_THREADS, thread_name_prefix="tokenizer"))
         server, health = await make_server(
-            (*SERVICES, *dialects.service_names()), max_message_bytes=settings.max_message_bytes
+            (*SERVICES, *dialects.service_names()), guard=access.guard, max_message_bytes=settings.max_message_bytes
         )
-        port = listen(server, settings.host, settings.port)
+        port = listen(server, settings.host, settings.port, access.tls)
         worker_id = WorkerId(settings.worker_id or f"{socket.gethostname()}-{port}")
         metrics = WorkerMetrics(BuildInfo(package_version(), worker_id, settings.model_name, settings.runner))
-        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port)
+        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, access=access)
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
         description = await asyncio.to_thread(
             Description, worker_id, settings.model_name, spec, metrics_server.port
@@ -117,9 +122,17 @@ async def running_worker(
         if settings.address_file is not None:
             await asyncio.to_thread(publish, settings.address_file, address)
         await engine.start()
-        registration = Registration(settings.routers, worker_id, port, _advertised(settings, address))
+        registration = Registration(settings.routers, worker_id, port, _advertised(settings, address), access.endpoint)
         await stack.enter_async_context(registration)
         yield Worker(description, address, metrics_server.port, engine, feed, requests, metrics, registration)
+
+
+def _access(settings: WorkerSettings, clock: Clock) -> Access:
+    """Reads files. Raises UnusableFile."""
+    access = Access.from_settings(settings, token_closes_client_doors=True, clock=clock)
+    for warning in access.warnings(settings.host):
+        _log.warning(warning)
+    return access
 
 
 def make_engine(settings: WorkerSettings, model_path: Path, spec: TokenizerSpec) -> EngineHandle:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from radixfleet.access_settings import AdminToken, ApiKeys, TlsCa, TlsCert, TlsClientCa, TlsKey, TlsPeerName
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
@@ -56,6 +57,14 @@ class WorkerSettings(ProcessSettings):
     advertise_address: str | None = Field(
         None, description="host:port at which routers reach this worker; default: host and port it listens on."
     )
+
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    tls_ca: TlsCa = None
+    tls_client_ca: TlsClientCa = None
+    tls_peer_name: TlsPeerName = None
+    api_keys: ApiKeys = ()
+    admin_token: AdminToken = None
 
     runner: RunnerKind = Field("torch", description="torch computes; sim pretends to be a GPU, and invents the tokens.")
     device: str = Field(

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from radixfleet.errors import RadixfleetError
-from radixfleet.guard import Caller, Door, Guard, bearer_key, remember
+from radixfleet.guard import Caller, Door, Guard, key_of, remember
 from radixfleet.keyed_channel import KEY_HEADER
 from radixfleet.status import abort_with
 
@@ -83,7 +83,7 @@ def _service(method: str) -> str:
 def _key(details: grpc.HandlerCallDetails) -> str | None:
     for name, value in details.invocation_metadata or ():
         if name == KEY_HEADER:
-            return bearer_key(value if isinstance(value, str) else value.decode("utf-8", "replace"))
+            return key_of(value if isinstance(value, str) else value.decode("utf-8", "replace"))
     return None
 
 

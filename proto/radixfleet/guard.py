@@ -12,6 +12,7 @@ clients' keys are set.
 
 from __future__ import annotations
 
+import base64
 import hmac
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,6 @@ import structlog
 from radixfleet.errors import PermissionDenied, Unauthenticated
 from radixfleet.keys import ADMIN, KeyRing, key_hash
 from radixfleet.limits import ClientLimits
-
-_SCHEME = "bearer "
 
 
 class Door(Enum):
@@ -61,11 +60,19 @@ def remember(caller: Caller) -> None:
         structlog.contextvars.bind_contextvars(key=caller.name)
 
 
-def bearer_key(header: str | None) -> str | None:
-    """The key of an `authorization: Bearer KEY` header; None without one."""
-    if header is None or header[: len(_SCHEME)].lower() != _SCHEME:
+def key_of(header: str | None) -> str | None:
+    """The key of an authorization header, `Bearer KEY` or, as browsers send it, `Basic` with the key as password."""
+    scheme, _, value = (header or "").strip().partition(" ")
+    value = value.strip()
+    if scheme.lower() == "bearer":
+        return value or None
+    if scheme.lower() != "basic":
         return None
-    return header[len(_SCHEME) :].strip() or None
+    try:
+        decoded = base64.b64decode(value, validate=True).decode()
+    except ValueError:
+        return None
+    return decoded.partition(":")[2] or None
 
 
 class Guard:

@@ -24,6 +24,10 @@ class TooLarge(errors.InvalidRequest):
     """The body has more bytes than are taken."""
 
 
+class TooSlow(errors.InvalidRequest):
+    """The body did not come in time."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
     status: int
@@ -32,10 +36,12 @@ class _Kind:
 
 _KINDS: Mapping[type[RadixfleetError], _Kind] = {
     TooLarge: _Kind(413, "invalid_request_error"),
+    TooSlow: _Kind(408, "invalid_request_error"),
     errors.InvalidRequest: _Kind(400, "invalid_request_error"),
     errors.UnknownModel: _Kind(404, "not_found_error"),
     errors.UnknownWorker: _Kind(404, "not_found_error"),
     errors.Unauthenticated: _Kind(401, "authentication_error"),
+    errors.PermissionDenied: _Kind(403, "permission_error"),
     errors.Overloaded: _Kind(429, "rate_limit_error"),
     errors.Unavailable: _Kind(503, "service_unavailable_error"),
     errors.DeadlineExceeded: _Kind(504, "timeout_error"),

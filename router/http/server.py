@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp
 
+from router.http.slow_clients import PatientProtocol
+
 _KEEP_ALIVE_S = 75
 """Longer than the 60 s after which load balancers drop an idle connection: the side that asks shall be the one that
 hangs up, or a request meets a connection that is just being closed."""
@@ -33,7 +35,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=PatientProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -46,7 +46,9 @@ class WorkerConnection:
         """`changed` is called when the worker's facts, status or connection are different."""
         self.state = state
         self._changed = changed
-        self.channel = open_channel(state.address, max_message_bytes=around.settings.max_message_bytes)
+        self.channel = open_channel(
+            around.access.endpoint(state.address), max_message_bytes=around.settings.max_message_bytes
+        )
         self._settings = around.settings
         self._sketch = around.sketch
         self._tokenizers = around.tokenizers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from radixfleet.access import Access
 from radixfleet.clock import Clock
 from router.config import RouterSettings
 from router.index import Sketch
@@ -22,5 +23,6 @@ class Surroundings:
     tokenizers: TokenizerStore
     metrics: RouterMetrics
     listener: LeaseListener
+    access: Access
     clock: Clock
     random: Random

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 
 from radixfleet.channel import open_channel
+from radixfleet.endpoint import Endpoint
 from radixfleet.types import WorkerId
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -27,12 +28,23 @@ _log = structlog.get_logger(__name__)
 class Registration:
     """Keeps the worker registered at every router while the block lasts, and takes it off their lists at the end."""
 
-    def __init__(self, routers: Sequence[str], worker_id: WorkerId, port: int, address: str | None) -> None:
-        """`address`: host:port at which routers reach the worker; None: this machine's address towards each router."""
+    def __init__(
+        self,
+        routers: Sequence[str],
+        worker_id: WorkerId,
+        port: int,
+        address: str | None,
+        endpoint: Callable[[str], Endpoint] = Endpoint,
+    ) -> None:
+        """`address`: host:port at which routers reach the worker; None: this machine's address towards each router.
+
+        `endpoint` makes of a router's address what is dialled: with TLS and the admin token, where they are used.
+        """
         self._routers = routers
         self._worker_id = worker_id
         self._port = port
         self._address = address
+        self._endpoint = endpoint
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def __aenter__(self) -> Self:
@@ -59,7 +71,7 @@ class Registration:
         """Registering again is harmless, and finds out a router that was restarted and has forgotten."""
         pause_s = _RETRY_FIRST_S
         known = True
-        async with open_channel(router) as channel:
+        async with open_channel(self._endpoint(router)) as channel:
             stub = fleet_pb2_grpc.FleetStub(channel)
             while True:
                 try:
@@ -79,7 +91,7 @@ class Registration:
 
     async def _leave(self, router: str) -> None:
         """Best effort: a router that is not there has nothing to forget."""
-        async with open_channel(router) as channel:
+        async with open_channel(self._endpoint(router)) as channel:
             stub = fleet_pb2_grpc.FleetStub(channel)
             with suppress(grpc.aio.AioRpcError):
                 await stub.Remove(fleet_pb2.RemoveRequest(worker_id=self._worker_id), timeout=_LEAVE_S)

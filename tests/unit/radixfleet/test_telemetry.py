@@ -13,7 +13,8 @@ import pytest
 import structlog
 
 from radixfleet import telemetry
-from radixfleet.telemetry import serve_metrics, setup_logging
+from radixfleet.metrics_server import serve_metrics
+from radixfleet.telemetry import setup_logging
 
 
 @pytest.fixture(autouse=True)

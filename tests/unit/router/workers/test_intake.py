@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from radixfleet import convert
+from radixfleet.access import Access
 from radixfleet.types import Capacity, Load, WorkerStatus
 from radixfleet.v1 import worker_pb2
 from router.workers.intake import Next, StateIntake
@@ -37,6 +38,7 @@ class Taking:
                 tokenizers,
                 self.parts.metrics,
                 self.heard,
+                Access(),
                 self.parts.clock,
                 Random(1),
             ),

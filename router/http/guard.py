@@ -1,0 +1,131 @@
+"""The guard of the HTTP port, as plain ASGI around the whole application: keys, limits, and what browsers must not do.
+
+    GET /health and its like             Door.OPEN
+    everything else that only looks      Door.CLIENT
+    POST and its like under `_WORK`      Door.CLIENT, counted against the client's limits
+    any other POST and its like          Door.ADMIN, so that what is added is closed until it stands here
+
+A key comes as `Authorization: Bearer KEY`, or as the password of Basic authentication, which browsers ask their user
+for and then send by themselves, even where a page of another site makes the request. So a request that changes
+something and says that it comes from another site is refused; and on a router without keys, one that a browser sends
+to a name and not to an address (a page may have its name resolve to 127.0.0.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import TypeAlias
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from radixfleet.errors import PermissionDenied, RadixfleetError, Unauthenticated
+from radixfleet.guard import Door, Guard, key_of, remember
+from router.http.errors import TooSlow, error_response
+
+DoorOf: TypeAlias = Callable[[str, str], Door]
+"""The door of a method and a path."""
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_HEALTH = frozenset({"/health", "/healthz", "/livez", "/readyz", "/ping"})
+_WORK = ("/v1/", "/tokenize", "/detokenize", "/explain")
+_BODY_PAUSE_S = 20.0
+_BODY_S = 300.0
+"""How long a client may be silent within a body, and take for all of it: else it holds a connection for nothing."""
+
+
+def door_of(method: str, path: str) -> Door:
+    """The door of the router's own paths."""
+    if method in _SAFE:
+        return Door.OPEN if path in _HEALTH else Door.CLIENT
+    return Door.CLIENT if path.startswith(_WORK) else Door.ADMIN
+
+
+class HttpGuard:
+    """An ASGI application that passes on what `guard` admits."""
+
+    def __init__(self, app: ASGIApp, guard: Guard, *, door: DoorOf = door_of) -> None:
+        self._app = app
+        self._guard = guard
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        door = self._door(scope["method"], scope["path"])
+        with ExitStack() as visit:
+            try:
+                caller = self._guard.admit(door, key_of(headers.get("authorization")))
+                if scope["method"] not in _SAFE:
+                    _refuse_other_sites(headers, is_open=self._guard.is_open)
+                    if door is Door.CLIENT:
+                        visit.enter_context(self._guard.visit(caller, _host(scope)))
+            except RadixfleetError as error:
+                await _refuse(error, headers, scope, receive, send)
+                return
+            remember(caller)
+            await self._app(scope, _timely(receive), send)
+
+
+async def _refuse(
+    error: RadixfleetError, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send
+) -> None:
+    response = error_response(error)
+    if isinstance(error, Unauthenticated):
+        is_page = "text/html" in headers.get("accept", "")
+        response.headers["WWW-Authenticate"] = 'Basic realm="radixfleet", charset="UTF-8"' if is_page else "Bearer"
+    # The body was not read: what is left of it on this connection is no request.
+    if scope["method"] not in _SAFE:
+        response.headers["Connection"] = "close"
+    await response(scope, receive, send)
+
+
+def _refuse_other_sites(headers: Mapping[str, str], *, is_open: bool) -> None:
+    """Raises PermissionDenied for what a page of another site makes a browser send. Programs send no such headers."""
+    origin, host = headers.get("origin"), headers.get("host", "")
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or (
+        origin is not None and urlsplit(origin).netloc != host
+    ):
+        raise PermissionDenied("pages of other sites may not do this")
+    if origin is not None and is_open and not _is_address(urlsplit(f"//{host}").hostname or ""):
+        raise PermissionDenied(f"from a browser, this needs an admin token set, or an address and not the name {host}")
+
+
+def _is_address(hostname: str) -> bool:
+    try:
+        ipaddress.ip_address(hostname)
+    except ValueError:
+        return hostname == "localhost"
+    return True
+
+
+def _host(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
+def _timely(receive: Receive) -> Receive:
+    """`receive`, that raises TooSlow when the body does not come. After the body it waits for as long as it takes."""
+    is_whole = False
+    ends_at_s = asyncio.get_running_loop().time() + _BODY_S
+
+    async def receiving() -> Message:
+        nonlocal is_whole
+        if is_whole:
+            return await receive()
+        left_s = min(_BODY_PAUSE_S, ends_at_s - asyncio.get_running_loop().time())
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                message = await receive()
+        except TimeoutError:
+            raise TooSlow("the body of the request did not come in time") from None
+        is_whole = message["type"] != "http.request" or not message.get("more_body", False)
+        return message
+
+    return receiving
