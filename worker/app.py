@@ -89,9 +89,6 @@ async def running_worker(
         metrics = WorkerMetrics(BuildInfo(package_version(), worker_id, settings.model_name, settings.runner))
         metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, access=access)
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
-        description = await asyncio.to_thread(
-            Description, worker_id, settings.model_name, spec, metrics_server.port
-        )
         description = await asyncio.to_thread(Description, worker_id, settings.model_name, spec, metrics_server.port)
 
         stack.push_async_callback(engine.stop)
