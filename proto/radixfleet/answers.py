@@ -33,6 +33,8 @@ class RouteDecision:
     reason: str
     predicted_cached_tokens: int
     retries: int
+    reachable_cached_tokens: int = 0
+    """On the eligible worker that holds most of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +302,7 @@ def route_decision(message: inference_pb2.RouteDecision) -> RouteDecision:
         reason=message.reason,
         predicted_cached_tokens=message.predicted_cached_tokens,
         retries=message.retries,
+        reachable_cached_tokens=message.reachable_cached_tokens,
     )
 
 

@@ -63,6 +63,7 @@ def route_decision(decision: Decision, retries: int = 0) -> inference_pb2.RouteD
         policy=decision.policy,
         reason=decision.reason,
         predicted_cached_tokens=decision.predicted_cached_tokens,
+        reachable_cached_tokens=decision.reachable_cached_tokens,
         retries=retries,
     )
 

@@ -90,6 +90,7 @@ async def test_the_second_request_goes_where_the_first_left_its_prefix() -> None
             assert again.started.route is not None
             assert again.started.route.reason == "prefix"
             assert again.started.route.predicted_cached_tokens == again.started.cached_tokens == 640
+            assert again.started.route.reachable_cached_tokens == 640
         names = ("asked", "reachable", "predicted", "actual")
         counted = [fleet.metric(f"prompt_tokens_{name}_total") for name in names]
         assert counted == [640 + 5 * 644, 5 * 640, 5 * 640, 5 * 640]

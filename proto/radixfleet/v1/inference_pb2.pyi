@@ -565,6 +565,7 @@ class RouteDecision(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
+    REACHABLE_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """Name of the policy that chose."""
     reason: _builtins.str
@@ -573,6 +574,8 @@ class RouteDecision(_message.Message):
     """Prompt tokens that the router expected the worker to have cached."""
     retries: _builtins.int
     """Times that the request was tried elsewhere before."""
+    reachable_cached_tokens: _builtins.int
+    """Prompt tokens that the router expected on the eligible worker that holds most of the prompt: at least the above."""
     def __init__(
         self,
         *,
@@ -580,10 +583,11 @@ class RouteDecision(_message.Message):
         reason: _builtins.str = ...,
         predicted_cached_tokens: _builtins.int = ...,
         retries: _builtins.int = ...,
+        reachable_cached_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "predicted_cached_tokens", b"predicted_cached_tokens", "reason", b"reason", "retries", b"retries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "predicted_cached_tokens", b"predicted_cached_tokens", "reachable_cached_tokens", b"reachable_cached_tokens", "reason", b"reason", "retries", b"retries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

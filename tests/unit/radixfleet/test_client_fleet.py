@@ -51,7 +51,9 @@ CANDIDATE = fleet_pb2.Candidate(
     cost=0.5,
     approximate=True,
 )
-DECISION = inference_pb2.RouteDecision(policy="p", reason="r", predicted_cached_tokens=64, retries=1)
+DECISION = inference_pb2.RouteDecision(
+    policy="p", reason="r", predicted_cached_tokens=64, retries=1, reachable_cached_tokens=65
+)
 
 
 class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
@@ -169,7 +171,7 @@ async def test_explain_and_route():
     assert scalars(candidate) == {name: getattr(CANDIDATE, name) for name in scalars(candidate)}
     assert scalars(route) == {"worker_id": "w1", "address": "h:1", "lease_id": "l", "lease_s": 2.5}
     assert route.token_ids.tolist() == [1, 2]
-    assert scalars(route.decision) == {"policy": "p", "reason": "r", "predicted_cached_tokens": 64, "retries": 1}
+    assert scalars(route.decision) == {name: getattr(DECISION, name) for name in scalars(route.decision)}
     asked, booked = (request.request for request in fleet.requests)
     assert (asked.prompt.text, asked.cache_salt) == ("hi", "s")
     assert booked.sampling.max_new_tokens == 3
