@@ -17,12 +17,15 @@ from deploy.processes import PARENT_VARIABLE, ChildFailed
 from radixfleet.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    PermissionDenied,
     RadixfleetError,
+    Unauthenticated,
     Unavailable,
     UnknownModel,
     UnknownWorker,
 )
 from radixfleet.lifeline import die_with_parent
+from radixfleet.watched_file import UnusableFile
 from worker.model.errors import ModelError
 
 FAILED, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
@@ -34,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "Generate one completion for a prompt.",
     "explain": "Show where a prompt would go, and why, without sending it.",
     "workers": "List the workers that a router knows.",
+    "keys": "Make keys for clients, and the admin token of a fleet.",
     "lab": "Compare routing policies on a simulated fleet, without a GPU.",
     "doctor": "Tell what this machine gives a worker, and what to change.",
     "bench": "Measure on this machine: what overlapped scheduling hides, what chunk sizes trade.",
@@ -95,6 +99,9 @@ def _run() -> int:
     except (RadixfleetError, ChildFailed, ModelError) as error:
         click.echo(f"radixfleet: {error}", err=True)
         return _exit_code(error)
+    except UnusableFile as error:
+        click.echo(f"radixfleet: {error}", err=True)
+        return USAGE
     except BrokenPipeError:
         # The reader of our output is gone (`radixfleet ... | head`): nothing to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,7 +110,7 @@ def _run() -> int:
 
 
 def _exit_code(error: Exception) -> int:
-    if isinstance(error, InvalidRequest | UnknownModel | UnknownWorker):
+    if isinstance(error, InvalidRequest | UnknownModel | UnknownWorker | Unauthenticated | PermissionDenied):
         return REFUSED
     return UNREACHABLE if isinstance(error, Unavailable | DeadlineExceeded) else FAILED
 

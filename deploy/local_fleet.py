@@ -18,6 +18,7 @@ from deploy.machine import worker_share
 from deploy.options import to_arguments
 from deploy.processes import Child, ChildSpec
 from radixfleet.client import Client
+from radixfleet.endpoint import Endpoint
 from radixfleet.errors import RadixfleetError
 
 Progress = Callable[[str], None]
@@ -38,6 +39,8 @@ class FleetSpec:
     worker_options: Mapping[str, Any]
     """Of every worker; what is not set here is each worker's share of the machine."""
     run_dir: Path
+    endpoint: Callable[[str], Endpoint] = Endpoint
+    """Makes of the router's address what is dialled: with TLS and a key, where the options ask for them."""
     stop_grace_s: float = 15.0
 
     def router(self) -> ChildSpec:
@@ -78,6 +81,11 @@ class LocalFleet:
         await self._stop()
 
     @property
+    def target(self) -> Endpoint:
+        """The router, for a Client."""
+        return self._spec.endpoint(self.endpoint)
+
+    @property
     def children(self) -> Sequence[Child]:
         """The router, then the workers."""
         return tuple(self._children.values())
@@ -113,7 +121,7 @@ class LocalFleet:
         return child
 
     async def _all_serving(self) -> None:
-        async with Client(self.endpoint) as client:
+        async with Client(self.target) as client:
             while True:
                 with suppress(RadixfleetError):
                     workers = await client.list_workers()

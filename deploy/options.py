@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+from deploy.endpoints import DEFAULT_ENDPOINT, DEFAULT_PORT, Command, endpoint_option
 
-DEFAULT_PORT = 7070
-DEFAULT_ENDPOINT = f"127.0.0.1:{DEFAULT_PORT}"
-
-
-def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise click.BadParameter(f"must be host:port, with a port from 1 to 65535; got {value!r}")
-    return value
-
-
-def endpoint_option(command: Command) -> Command:
-    """Adds `--endpoint`: the router, or a worker, to call."""
-    return click.option(
-        "--endpoint",
-        metavar="HOST:PORT",
-        envvar="RADIXFLEET_ENDPOINT",
-        default=DEFAULT_ENDPOINT,
-        show_default=True,
-        show_envvar=True,
-        callback=_check_endpoint,
-        help="Router, or worker, to call.",
-    )(command)
+__all__ = ["DEFAULT_ENDPOINT", "DEFAULT_PORT", "endpoint_option", "json_option", "to_arguments"]
 
 
 def json_option(command: Command) -> Command:

@@ -27,6 +27,7 @@ from radixfleet.limits import ClientLimits
 from radixfleet.metrics_server import serve_metrics
 from radixfleet.telemetry import setup_logging
 from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
+from radixfleet.watched_file import UnusableFile
 from router.api.fleet import FleetServicer
 from router.api.inference import InferenceServicer
 from router.api.prompts import Prompts
@@ -202,7 +203,7 @@ def run(settings: RouterSettings) -> int:
         asyncio.run(_serve(settings))
     except OSError as error:
         print(f"radixfleet router: {error}", file=sys.stderr)  # noqa: T201  for the operator, whatever the log level
-        return 1
+        return 2 if isinstance(error, UnusableFile) else 1
     return 0
 
 

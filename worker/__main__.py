@@ -23,6 +23,7 @@ from radixfleet.errors import RadixfleetError
 from radixfleet.settings import click_options, format_bytes, load
 from radixfleet.telemetry import setup_logging
 from radixfleet.text import TokenizerSpec
+from radixfleet.watched_file import UnusableFile
 from worker.app import Worker, make_engine, running_worker
 from worker.config import WorkerSettings
 from worker.core.messages import Ready
@@ -31,7 +32,7 @@ from worker.model.errors import ModelError
 from worker.model.sources import resolve_model
 from worker.model.tokenizer_files import load_tokenizer_spec
 
-OK, FAILED = 0, 1
+OK, FAILED, UNUSABLE = 0, 1, 2
 _QUIET_S = 2.0
 _PROGRESS_S = 5.0
 
@@ -59,7 +60,7 @@ def run(settings: WorkerSettings) -> int:
         return asyncio.run(serve(settings, spec, make_engine(settings, path, spec), Console()))
     except (EngineLoadError, ModelError, RadixfleetError, OSError) as error:
         click.echo(f"worker: {error}", err=True)
-        return FAILED
+        return UNUSABLE if isinstance(error, UnusableFile) else FAILED
 
 
 async def serve(settings: WorkerSettings, spec: TokenizerSpec, engine: EngineHandle, console: Console) -> int:

@@ -16,6 +16,7 @@ from deploy.tables import tokens_per_second
 from radixfleet.answers import Completion
 from radixfleet.client import Client
 from radixfleet.compose import RequestOptions
+from radixfleet.endpoint import Endpoint
 from radixfleet.errors import InvalidRequest, RadixfleetError
 from radixfleet.types import ChatMessage
 
@@ -26,7 +27,7 @@ _HELP = "/reset starts anew, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 @click.option("--system", help="System prompt.")
 @sampling_options
 @endpoint_option
-def chat(endpoint: str, system: str | None, **options: Any) -> None:
+def chat(endpoint: Endpoint, system: str | None, **options: Any) -> None:
     """Talk to a model. The answer streams; below it stands where it was made and what came from the cache.
 
     Each turn sends the whole conversation, and the worker that holds it in its cache computes only what is new. At the
@@ -47,7 +48,7 @@ def chat(endpoint: str, system: str | None, **options: Any) -> None:
             runner.run(client.close())
 
 
-async def _open(endpoint: str) -> Client:
+async def _open(endpoint: Endpoint) -> Client:
     return Client(endpoint)
 
 

@@ -16,6 +16,7 @@ from deploy.tables import candidates_table
 from radixfleet.answers import Explanation
 from radixfleet.client import Client
 from radixfleet.compose import PromptInput, RequestOptions
+from radixfleet.endpoint import Endpoint
 
 
 @click.command()
@@ -25,7 +26,7 @@ from radixfleet.compose import PromptInput, RequestOptions
 @json_option
 @endpoint_option
 def explain(
-    endpoint: str,
+    endpoint: Endpoint,
     prompt: str | None,
     prompt_file: Path | None,
     system: str | None,
@@ -60,6 +61,6 @@ def explain(
         raise click.exceptions.Exit(3)
 
 
-async def _explain(endpoint: str, prompt: PromptInput, options: RequestOptions) -> Explanation:
+async def _explain(endpoint: Endpoint, prompt: PromptInput, options: RequestOptions) -> Explanation:
     async with Client(endpoint) as client:
         return await client.explain(prompt, **options)

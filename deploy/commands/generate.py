@@ -14,6 +14,7 @@ from deploy.prompts import given, prompt_options, read_prompt, sampling_options,
 from radixfleet.answers import Choice, Completion
 from radixfleet.client import Client
 from radixfleet.compose import PromptInput, RequestOptions
+from radixfleet.endpoint import Endpoint
 
 
 @click.command()
@@ -26,7 +27,7 @@ from radixfleet.compose import PromptInput, RequestOptions
 @json_option
 @endpoint_option
 def generate(
-    endpoint: str,
+    endpoint: Endpoint,
     prompt: str | None,
     prompt_file: Path | None,
     system: str | None,
@@ -95,7 +96,7 @@ def _choice_object(choice: Choice) -> dict[str, Any]:
 
 
 async def _generate(
-    endpoint: str, prompt: PromptInput, options: RequestOptions, timeout_s: float | None, *, quiet: bool
+    endpoint: Endpoint, prompt: PromptInput, options: RequestOptions, timeout_s: float | None, *, quiet: bool
 ) -> Completion:
     async with Client(endpoint, timeout_s=timeout_s) as client:
         return await client.complete(prompt, on_text=None if quiet else write_text, **options)

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from deploy.local_access import LocalAccess
 from deploy.local_fleet import FleetSpec, LocalFleet
 from deploy.options import DEFAULT_PORT
 from deploy.progress import Progress
@@ -75,27 +76,34 @@ def up(
     \b
     radixfleet up --workers 2 --model demo
     radixfleet up --workers 4 --model ./Qwen3-0.6B --max-running-requests 16
+    radixfleet up --model demo --host 0.0.0.0 --api-keys keys.txt --tls-cert a.pem --tls-key a.key --tls-ca ca.pem
+
+    TLS and keys hold for router and workers alike. Without --admin-token, --api-keys makes one for this fleet.
     """
     console = Console(stderr=True, highlight=False)
     settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
+    run_dir = run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-"))
+    access = LocalAccess.from_settings(settings, run_dir)
     spec = FleetSpec(
         num_workers=num_workers,
         router_options={
+            **access.options,
             "host": host,
             "port": port,
             "metrics_port": router_metrics_port,
             "http_port": http_port,
             "policy": policy,
         },
-        worker_options={"config": config, **worker_options},
-        run_dir=run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-")),
+        worker_options={"config": config, **worker_options, **access.options},
+        run_dir=run_dir,
+        endpoint=access.endpoint,
     )
     with Progress(console) as progress:
         resolve_model(settings.model, lambda text: progress(f"model: {text}"))
-        return asyncio.run(_keep_up(spec, console, progress))
+        return asyncio.run(_keep_up(spec, access, console, progress))
 
 
-async def _keep_up(spec: FleetSpec, console: Console, progress: Progress) -> int:
+async def _keep_up(spec: FleetSpec, access: LocalAccess, console: Console, progress: Progress) -> int:
     """Until SIGINT or SIGTERM, which both arrive as a cancellation."""
     task = asyncio.current_task()
     assert task is not None
@@ -104,10 +112,12 @@ async def _keep_up(spec: FleetSpec, console: Console, progress: Progress) -> int
     is_up = False
     try:
         async with LocalFleet(spec, progress) as fleet:
-            async with Client(fleet.endpoint) as client:
+            async with Client(fleet.target) as client:
                 console.print(workers_table(await client.list_workers()))
             console.print(f"router  {fleet.endpoint}\nlogs    {spec.run_dir}")
-            console.print(f"try     radixfleet chat --endpoint {fleet.endpoint}\nstop    Ctrl-C")
+            if access.token_file is not None:
+                console.print(f"admin   --api-key @{access.token_file}", soft_wrap=True)
+            console.print(f"try     radixfleet chat{access.flags(fleet.endpoint)}\nstop    Ctrl-C", soft_wrap=True)
             is_up = True
             progress("serving")
             await fleet.supervise()

@@ -13,12 +13,13 @@ from deploy.options import endpoint_option, json_option
 from deploy.tables import pools_table, workers_table
 from radixfleet.answers import WorkerEntry
 from radixfleet.client import Client
+from radixfleet.endpoint import Endpoint
 
 
 @click.command()
 @json_option
 @endpoint_option
-def workers(endpoint: str, *, as_json: bool) -> None:
+def workers(endpoint: Endpoint, *, as_json: bool) -> None:
     """List the workers that a router knows: their state, load, cache and memory pools.
 
     \b
@@ -41,6 +42,6 @@ def workers(endpoint: str, *, as_json: bool) -> None:
             console.print(f"\n[yellow]{entry.worker_id}: {advice}[/yellow]", soft_wrap=True)
 
 
-async def _workers(endpoint: str) -> list[WorkerEntry]:
+async def _workers(endpoint: Endpoint) -> list[WorkerEntry]:
     async with Client(endpoint) as client:
         return await client.list_workers()

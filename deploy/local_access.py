@@ -1,0 +1,72 @@
+"""TLS and keys of a fleet on one machine: the same for the router and its workers, and an admin token if there is none.
+
+Children find the token in a file that only their user can read, and not on their command line, which everybody sees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import SecretStr
+
+from radixfleet.access import Access
+from radixfleet.endpoint import Endpoint
+from radixfleet.keys import new_key
+from radixfleet.watched_file import UnusableFile
+from worker.config import WorkerSettings
+
+TOKEN_FILE = "admin-token"  # noqa: S105  a name
+_PASSED_ON = ("tls_cert", "tls_key", "tls_ca", "tls_client_ca", "tls_peer_name", "api_keys", "admin_token")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAccess:
+    """What `up` passes on."""
+
+    options: Mapping[str, Any]
+    """Of router and workers alike, by field name; the token as @FILE."""
+    endpoint: Callable[[str], Endpoint]
+    """Makes of the router's address what is dialled."""
+    token_file: Path | None
+    """Where the admin token lies; None: there is none."""
+
+    def flags(self, address: str) -> str:
+        """What commands that call the router need."""
+        flags = f" --endpoint {address}"
+        for name in ("tls_ca", "tls_peer_name"):
+            if self.options[name] is not None:
+                flags += f" --{name.replace('_', '-')} {self.options[name]}"
+        if self.options["tls_client_ca"] is not None:
+            flags += " --tls-cert YOURS --tls-key YOURS"
+        return f"{flags} --api-key YOURS" if self.options["api_keys"] else flags
+
+    @classmethod
+    def from_settings(cls, settings: WorkerSettings, run_dir: Path) -> Self:
+        """Writes the admin token into `run_dir` where it is needed and in no file yet. Raises UnusableFile."""
+        if settings.tls_cert is not None and settings.tls_ca is None:
+            raise UnusableFile("--tls-cert needs --tls-ca here, because the router and its workers dial each other")
+        token = settings.admin_token.get_secret_value() if settings.admin_token else None
+        if token is None and settings.api_keys:
+            token = new_key()
+        token_file = None if token is None else _as_file(token, run_dir)
+        if token_file is not None:
+            settings = settings.model_copy(update={"admin_token": SecretStr(f"@{token_file}")})
+        access = Access.from_settings(settings)
+        options = {name: getattr(settings, name) for name in _PASSED_ON}
+        options["admin_token"] = None if token_file is None else f"@{token_file}"
+        return cls(options, access.endpoint, token_file)
+
+
+def _as_file(token: str, run_dir: Path) -> Path:
+    if token.startswith("@"):
+        return Path(token[1:])
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / TOKEN_FILE
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token + "\n")
+    return path
