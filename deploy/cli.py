@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, str] = {
     "generate": "Generate one completion for a prompt.",
     "explain": "Show where a prompt would go, and why, without sending it.",
     "workers": "List the workers that a router knows.",
+    "top": "Watch a fleet, live, in the terminal.",
     "keys": "Make keys for clients, and the admin token of a fleet.",
     "lab": "Compare routing policies on a simulated fleet, without a GPU.",
     "doctor": "Tell what this machine gives a worker, and what to change.",

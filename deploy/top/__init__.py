@@ -1,0 +1,1 @@
+"""`radixfleet top`: a live view of a fleet in the terminal."""
