@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, str] = {
     "keys": "Make keys for clients, and the admin token of a fleet.",
     "lab": "Compare routing policies on a simulated fleet, without a GPU.",
     "doctor": "Tell what this machine gives a worker, and what to change.",
+    "monitoring": "Write what Prometheus and Grafana need to show a fleet.",
     "bench": "Measure on this machine: what overlapped scheduling hides, what chunk sizes trade.",
     "worker": "Run one worker.",
     "router": "Run one router.",
