@@ -42,7 +42,7 @@ from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
 from router.http.app import HttpApp
 from router.http.guard import HttpGuard
-from router.http.openai.models import models_routes
+from router.http.openai.routes import openai_routes
 from router.http.operations import operations_routes
 from router.http.server import HttpServer
 from router.index import HotPrefixes, Sketch
@@ -145,7 +145,14 @@ async def running_router(
         stack.push_async_callback(server.stop, None)
         registry.start()
         await server.start()
-        http = _http_server(settings, access, [*operations_routes(registry, metrics.registry), *models_routes(prompts)])
+        http = _http_server(
+            settings,
+            access,
+            [
+                *operations_routes(registry, metrics.registry),
+                *openai_routes(prompts, dispatcher, log, max_body_bytes=settings.max_message_bytes),
+            ],
+        )
         if http is not None:
             stack.push_async_callback(http.close)
             http.start()

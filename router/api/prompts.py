@@ -92,6 +92,11 @@ class Prompts:
             return _prepare(request, model)
         return await self._timed(lambda: _prepare(request, model))
 
+    def room(self, request: PreparedRequest) -> int:
+        """Tokens that the answer may have on every worker that may get the request; less than 1 when nothing fits."""
+        workers = self._registry.group(request.model).suitable(request.prompt_tokens, request.fingerprint)
+        return min((worker.max_context_tokens for worker in workers), default=0) - request.prompt_tokens
+
     async def tokenize(self, model_name: str, prompt: inference_pb2.Prompt) -> TokenArray:
         """The ids of a prompt of any form."""
         model = self.model(model_name)

@@ -18,6 +18,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from radixfleet.errors import RadixfleetError
 from router.http.errors import ErrorAnswer, ErrorBody, error_response, json_response, our_fault
+from router.http.presence import ClientGone
+from router.http.request_id import name_request
 
 
 class HttpApp:
@@ -29,19 +31,24 @@ class HttpApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         scope["app"] = self  # only then do the routes raise, where they do not serve a path or method
+        request_id = name_request(scope).encode("latin-1")
         has_begun = False
 
         async def sending(message: Message) -> None:
             nonlocal has_begun
-            has_begun = True
+            if message["type"] == "http.response.start":
+                has_begun = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             await send(message)
 
         try:
             await self._router(scope, receive, sending)
+        except ClientGone:
+            return
         except Exception as error:
             if has_begun:  # there is no way left to tell but to break off
                 raise
-            await _answer(error, scope)(scope, receive, send)
+            await _answer(error, scope)(scope, receive, sending)
 
 
 def _answer(error: Exception, scope: Scope) -> Response:

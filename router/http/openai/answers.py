@@ -1,0 +1,213 @@
+"""From the fleet's replies to the pieces of OpenAI's answers, which are streamed as they are or put together.
+
+A request has n choices for each of its prompts; those of prompt p are number p * n to p * n + n - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from radixfleet import convert
+from radixfleet.errors import Unavailable
+from radixfleet.types import FinishReason as Ending
+from radixfleet.v1 import inference_pb2
+from router.api.prompts import ServedModel
+from router.dispatch.request import PreparedRequest
+from router.http.openai.logprobs import TokenTexts, chat_logprobs, completion_logprobs, token_texts
+from router.http.openai.responses import (
+    ChatDelta,
+    ChatPart,
+    CompletionPart,
+    FinishReason,
+    PromptTokensDetails,
+    ToolCall,
+    Usage,
+)
+from router.http.openai.tool_calls import Found, ToolCallFinder
+
+Part: TypeAlias = ChatPart | CompletionPart
+
+
+@dataclass(slots=True)
+class Meter:
+    """Counts the tokens of one prompt's choices."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def take(self, message: inference_pb2.GenerateResponse) -> None:
+        """Count a reply. The last one of a prompt has the worker's own numbers."""
+        kind = message.WhichOneof("event")
+        if kind == "delta":
+            self.completion_tokens += len(message.delta.token_ids)
+        elif kind == "started":
+            self.prompt_tokens = message.started.prompt_tokens
+            self.cached_tokens = message.started.cached_tokens
+        elif kind == "finished" and message.finished.HasField("usage"):
+            usage = message.finished.usage
+            self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+            self.completion_tokens = usage.completion_tokens
+
+
+def usage_of(meters: Sequence[Meter]) -> Usage:
+    """Of all prompts of a request together."""
+    prompt = sum(meter.prompt_tokens for meter in meters)
+    completion = sum(meter.completion_tokens for meter in meters)
+    cached = sum(meter.cached_tokens for meter in meters)
+    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+
+class Choices(Protocol):
+    """The choices of one prompt."""
+
+    meter: Meter
+
+    def begin(self, request: PreparedRequest, model: ServedModel) -> None:
+        """The prompt is tokenized."""
+        ...
+
+    def take(self, message: inference_pb2.GenerateResponse) -> Sequence[Part]:
+        """The pieces that a reply brings. Raises Unavailable where the worker broke the answer off."""
+        ...
+
+
+class ChatChoices:
+    """Of a chat."""
+
+    def __init__(self, *, finds_calls: bool) -> None:
+        """`finds_calls`: the model was shown tools."""
+        self.meter = Meter()
+        self._finds_calls = finds_calls
+        self._finders: dict[int, ToolCallFinder] = {}
+        """Of the choices that have begun; unused where there are no tools."""
+        self._texts: TokenTexts | None = None
+
+    def begin(self, request: PreparedRequest, model: ServedModel) -> None:
+        """See `Choices`."""
+        if request.message.sampling.HasField("logprobs"):
+            self._texts = token_texts(model.tokenizer)
+
+    def take(self, message: inference_pb2.GenerateResponse) -> list[ChatPart]:
+        """See `Choices`. The role comes first, alone."""
+        self.meter.take(message)
+        kind = message.WhichOneof("event")
+        if kind not in ("delta", "finished"):
+            return []
+        parts = []
+        if message.index not in self._finders:
+            self._finders[message.index] = ToolCallFinder()
+            parts.append(ChatPart(message.index, ChatDelta(role="assistant", content="")))
+        if kind == "delta":
+            return [*parts, *self._delta(message.index, message.delta)]
+        return [*parts, *self._end(message.index, message.finished)]
+
+    def _delta(self, index: int, delta: inference_pb2.Delta) -> list[ChatPart]:
+        logprobs = None
+        if self._texts is not None and delta.token_ids:
+            logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._texts)
+        found: list[Found] = [delta.text] if delta.text else []
+        if self._finds_calls:
+            found = self._finders[index].push(delta.text)
+        if not found:
+            return [ChatPart(index, ChatDelta(content=""), logprobs)] if logprobs is not None else []
+        first, *others = (ChatPart(index, _chat_delta(item)) for item in found)
+        first.logprobs = logprobs
+        return [first, *others]
+
+    def _end(self, index: int, finished: inference_pb2.Finished) -> list[ChatPart]:
+        reason = finish_reason(finished)
+        finder = self._finders[index]
+        found: list[Found] = [finished.text] if finished.text else []
+        if self._finds_calls:
+            found = [*finder.push(finished.text), *finder.finish()]
+            if finder.num_calls and reason == "stop":
+                reason = "tool_calls"
+        parts = [ChatPart(index, _chat_delta(item)) for item in found]
+        return [*parts, ChatPart(index, ChatDelta(), finish_reason=reason)]
+
+
+@dataclass(slots=True)
+class _Echo:
+    """The prompt, where the answer begins with it."""
+
+    text: str
+    token_ids: Sequence[int]
+    logprobs: list[inference_pb2.TokenLogprobs | None] = field(default_factory=lambda: [None])
+
+
+class CompletionChoices:
+    """Of one of the prompts of a request for completions."""
+
+    def __init__(self, first_index: int, *, echo: bool, echo_text: str = "", prompt_only: bool = False) -> None:
+        """`echo_text`: the prompt as the client wrote it; empty: it sent ids. `prompt_only`: no token is wanted."""
+        self.meter = Meter()
+        self._first_index = first_index
+        self._wants_echo = echo
+        self._echo_text = echo_text
+        self._prompt_only = prompt_only
+        self._echo: _Echo | None = None
+        self._texts: TokenTexts | None = None
+        self._lengths: dict[int, int] = {}
+        """Characters of each choice so far."""
+
+    def begin(self, request: PreparedRequest, model: ServedModel) -> None:
+        """See `Choices`."""
+        if request.message.sampling.HasField("logprobs"):
+            self._texts = token_texts(model.tokenizer)
+        if self._wants_echo:
+            text = self._echo_text or model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+            self._echo = _Echo(text, request.tokens.tolist())
+
+    def take(self, message: inference_pb2.GenerateResponse) -> list[CompletionPart]:
+        """See `Choices`."""
+        self.meter.take(message)
+        kind = message.WhichOneof("event")
+        if kind == "prompt_logprobs" and self._echo is not None:
+            self._echo.logprobs.extend(message.prompt_logprobs.tokens)
+        if kind not in ("delta", "finished"):
+            return []
+        parts = []
+        if message.index not in self._lengths:
+            self._lengths[message.index] = 0
+            if self._echo is not None:
+                parts.append(self._part(message.index, self._echo.text, self._echo.token_ids, self._echo.logprobs))
+        if kind == "delta":
+            delta = message.delta
+            if not self._prompt_only and (delta.text or self._texts is not None):
+                parts.append(self._part(message.index, delta.text, delta.token_ids, delta.logprobs))
+            return parts
+        reason = finish_reason(message.finished)
+        text = message.finished.text
+        if self._prompt_only:
+            self.meter.completion_tokens, text, reason = 0, "", "length"
+        end = self._part(message.index, text, (), ())
+        end.finish_reason = reason
+        return [*parts, end]
+
+    def _part(
+        self,
+        index: int,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[inference_pb2.TokenLogprobs | None],
+    ) -> CompletionPart:
+        part = CompletionPart(self._first_index + index, text)
+        if self._texts is not None and token_ids:
+            part.logprobs = completion_logprobs(token_ids, logprobs, self._texts, self._lengths[index])
+        self._lengths[index] += len(text)
+        return part
+
+
+def finish_reason(finished: inference_pb2.Finished) -> FinishReason:
+    """OpenAI knows no answer that was broken off: that is a failure. Raises Unavailable."""
+    reason = convert.finish_reason(finished.reason)
+    if reason is Ending.ABORT:
+        raise Unavailable("the request was aborted at its worker: the answer is not complete", retry_after_s=1.0)
+    return "length" if reason is Ending.LENGTH else "stop"
+
+
+def _chat_delta(found: Found) -> ChatDelta:
+    return ChatDelta(tool_calls=[found]) if isinstance(found, ToolCall) else ChatDelta(content=found)

@@ -1,0 +1,90 @@
+"""Log probabilities in OpenAI's two forms, and the texts of single tokens that they name.
+
+A token alone need not be text: a character may lie across several, which then show as U+FFFD. What a token looks like
+may depend on being the first (a space that is dropped there), so its text is what it adds behind another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from radixfleet.text import Tokenizer
+from radixfleet.v1 import inference_pb2
+from router.http.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+
+_ANCHOR = "a"
+
+
+class TokenTexts:
+    """Texts of one tokenizer's tokens; each is decoded once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        ids = tokenizer.encode(_ANCHOR).tolist()
+        self._tokenizer = tokenizer
+        self._anchor = ids[-1:]
+        self._anchor_text = tokenizer.decode(self._anchor, skip_special_tokens=False)
+        self._known: dict[int, str] = {}
+
+    def __getitem__(self, token_id: int) -> str:
+        text = self._known.get(token_id)
+        if text is None:
+            text = self._known[token_id] = self._decode(token_id)
+        return text
+
+    def _decode(self, token_id: int) -> str:
+        together = self._tokenizer.decode([*self._anchor, token_id], skip_special_tokens=False)
+        if together.startswith(self._anchor_text):
+            return together[len(self._anchor_text) :]
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+@lru_cache(maxsize=2)
+def token_texts(tokenizer: Tokenizer) -> TokenTexts:
+    """Those of a tokenizer; of the last two that were asked for, as they keep it alive. On the event loop only."""
+    return TokenTexts(tokenizer)
+
+
+def chat_logprobs(
+    token_ids: Sequence[int], logprobs: Sequence[inference_pb2.TokenLogprobs], texts: TokenTexts
+) -> ChatLogprobs:
+    """One entry for each token."""
+    return ChatLogprobs(
+        [
+            TokenLogprob(
+                token=(text := texts[token_id]),
+                logprob=entry.logprob,
+                bytes=list(text.encode()),
+                top_logprobs=[
+                    TopLogprob((top := texts[top_id]), value, list(top.encode()))
+                    for top_id, value in zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+                ],
+            )
+            for token_id, entry in zip(token_ids, logprobs, strict=True)
+        ]
+    )
+
+
+def completion_logprobs(
+    token_ids: Iterable[int],
+    logprobs: Iterable[inference_pb2.TokenLogprobs | None],
+    texts: TokenTexts,
+    offset: int,
+) -> CompletionLogprobs:
+    """One entry for each token. `offset`: characters of the answer before the first of them."""
+    lists = CompletionLogprobs([], [], [], [])
+    assert lists.top_logprobs is not None, "just made"
+    for token_id, entry in zip(token_ids, logprobs, strict=True):
+        text = texts[token_id]
+        lists.tokens.append(text)
+        lists.text_offset.append(offset)
+        offset += len(text)
+        if entry is None:
+            lists.token_logprobs.append(None)
+            lists.top_logprobs.append(None)
+            continue
+        lists.token_logprobs.append(entry.logprob)
+        tops = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+        # Several tokens may have one text; the likeliest of them stands for it.
+        lists.top_logprobs.append({texts[top_id]: value for top_id, value in reversed(list(tops))})
+    return lists

@@ -1,0 +1,73 @@
+"""What a request for completions or for a chat comes to: requests for the fleet, and how their replies are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from radixfleet.v1 import inference_pb2
+from router.http.openai.answers import ChatChoices, Choices, CompletionChoices
+from router.http.openai.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
+from router.http.openai.responses import ChatChunk, CompletionChunk
+from router.http.openai.translation import chat_request, completion_requests, offered_tools
+from router.http.openai.whole import Whole, WholeChat, WholeCompletion
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One HTTP request."""
+
+    answer_id: str
+    requests: Sequence[inference_pb2.GenerateRequest]
+    choices: Sequence[Choices]
+    """Of each of `requests`."""
+    whole: Whole
+    chunk: Callable[..., ChatChunk | CompletionChunk]
+    is_stream: bool
+    has_last_usage: bool
+    """One more event at the end, with the usage; null in the others."""
+    has_running_usage: bool
+    """The usage so far in every event."""
+
+
+def chat_plan(request: ChatRequest, request_id: str) -> Plan:
+    """Of POST /v1/chat/completions. Raises InvalidRequest."""
+    message = chat_request(request)
+    choices = ChatChoices(finds_calls=bool(offered_tools(request)))
+    return _plan(f"chatcmpl-{request_id}", request, [message], [choices], WholeChat(), ChatChunk)
+
+
+def completion_plan(request: CompletionRequest, request_id: str) -> Plan:
+    """Of POST /v1/completions. Raises InvalidRequest."""
+    messages = completion_requests(request)
+    choices = [
+        CompletionChoices(
+            number * (request.n or 1),
+            echo=bool(request.echo),
+            echo_text=message.prompt.text,
+            prompt_only=request.max_tokens == 0,
+        )
+        for number, message in enumerate(messages)
+    ]
+    return _plan(f"cmpl-{request_id}", request, messages, choices, WholeCompletion(), CompletionChunk)
+
+
+def _plan(
+    answer_id: str,
+    request: Sampling,
+    messages: Sequence[inference_pb2.GenerateRequest],
+    choices: Sequence[Choices],
+    whole: Whole,
+    chunk: type[ChatChunk | CompletionChunk],
+) -> Plan:
+    options = request.stream_options or StreamOptions()
+    return Plan(
+        answer_id=answer_id,
+        requests=messages,
+        choices=choices,
+        whole=whole,
+        chunk=chunk,
+        is_stream=bool(request.stream),
+        has_last_usage=bool(options.include_usage),
+        has_running_usage=bool(options.continuous_usage_stats),
+    )

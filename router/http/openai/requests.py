@@ -1,0 +1,156 @@
+"""What clients send, as OpenAI and the engines of this field write it. The types are the validation and, as JSON
+Schema, the published document. Fields that are not named here are ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from radixfleet.sampling import MAX_BIAS, MAX_BIASED_IDS, MAX_COMPLETIONS, MAX_STOP_STRINGS, MAX_TOKENS
+from radixfleet.types import MAX_LOGPROBS
+
+MAX_PROMPTS = 1024
+"""In one request for completions."""
+MAX_TOKEN_ID = 2**32 - 1
+
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+_Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
+_TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream tells beside the answer."""
+
+    include_usage: bool | None = None
+    """One last event with the usage."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every event."""
+
+
+class NamedSchema(msgspec.Struct):
+    """The schema of `response_format`."""
+
+    schema: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
+    name: str = ""
+    strict: bool | None = None
+
+
+class TextFormat(msgspec.Struct, tag="text"):
+    """Anything."""
+
+
+class JsonFormat(msgspec.Struct, tag="json_object"):
+    """Any JSON object."""
+
+
+class SchemaFormat(msgspec.Struct, tag="json_schema"):
+    """JSON that the schema allows."""
+
+    json_schema: NamedSchema
+
+
+class Sampling(msgspec.Struct, kw_only=True):
+    """What requests for completions and for chats have in common."""
+
+    model: str = ""
+    """May be left out while one model is served."""
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)] | None = None
+    max_tokens: _Count | None = None
+    min_tokens: _Count | None = None
+    stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: list[_TokenId] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    frequency_penalty: _Penalty | None = None
+    presence_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]],
+            Meta(max_length=MAX_BIASED_IDS),
+        ]
+        | None
+    ) = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Higher runs first."""
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+
+
+class CompletionRequest(Sampling, kw_only=True):
+    """POST /v1/completions."""
+
+    prompt: str | Annotated[list[str | _TokenId | list[_TokenId]], Meta(min_length=1)]
+    """Text, texts, token ids, or lists of token ids."""
+    best_of: Annotated[int, Meta(ge=1)] | None = None
+    """Not more than n: nothing is generated only to be thrown away."""
+    echo: bool | None = None
+    """Begin the answer with the prompt."""
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    suffix: str | None = None
+    """Refused: the models served here do not fill in."""
+
+
+class ContentPart(msgspec.Struct):
+    """Part of a message; only text is served."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """One message of a chat."""
+
+    role: Annotated[str, Meta(min_length=1)]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(Sampling, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: _Count | None = None
+    """Takes the place of max_tokens."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    """"none" or "auto"; to demand a call is refused."""
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template."""
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /tokenize: the ids of a prompt, or of messages."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """POST /detokenize: the text of ids."""
+
+    model: str = ""
+    tokens: list[_TokenId]

@@ -1,0 +1,225 @@
+"""From OpenAI's requests to the fleet's own, and the names of fields at fault back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from radixfleet import convert
+from radixfleet.errors import InvalidRequest
+from radixfleet.v1 import inference_pb2
+from router.http.openai.requests import (
+    MAX_PROMPTS,
+    ChatRequest,
+    CompletionRequest,
+    JsonFormat,
+    Message,
+    Sampling,
+    SchemaFormat,
+    TokenizeRequest,
+)
+
+_DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's own default for completions."""
+
+_NAMES = (
+    ("sampling.max_new_tokens", "max_tokens"),
+    ("sampling.min_new_tokens", "min_tokens"),
+    ("sampling.prompt_logprobs", "logprobs"),
+    ("sampling.grammar.json_schema", "response_format.json_schema.schema"),
+    ("sampling.grammar.json_object", "response_format"),
+    ("sampling.grammar", "response_format"),
+    ("sampling.", ""),
+    ("prompt.chat.tools_json", "tools"),
+    ("prompt.chat.variables_json", "chat_template_kwargs"),
+    ("prompt.chat.messages", "messages"),
+    ("prompt.chat", "messages"),
+    ("prompt.token_ids", "prompt"),
+    ("max_new_tokens", "max_tokens"),
+    ("min_new_tokens", "min_tokens"),
+)
+"""What .proto and OpenAI call the same thing; the first that fits."""
+
+
+def in_openai_names(error: InvalidRequest) -> InvalidRequest:
+    """The same error, with the field and the text in the words of the client."""
+    text, field = str(error), error.field
+    for ours, theirs in _NAMES:
+        text = text.replace(ours, theirs)
+        if field.startswith(ours):
+            field = theirs + field.removeprefix(ours)
+    return InvalidRequest(text, field=field, **error.metadata)
+
+
+def completion_requests(request: CompletionRequest) -> list[inference_pb2.GenerateRequest]:
+    """One for each prompt. Raises InvalidRequest."""
+    if request.suffix:
+        raise InvalidRequest("suffix is not served: leave it out, or put the text into the prompt", field="suffix")
+    if (request.best_of or 1) > (request.n or 1):
+        raise InvalidRequest("best_of must not be more than n: every completion is returned", field="best_of")
+    sampling = _sampling(request)
+    max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+    if not max_tokens and not request.echo:
+        raise InvalidRequest("max_tokens must be 1 or more; 0 goes together with echo alone", field="max_tokens")
+    sampling.max_new_tokens = max(1, max_tokens)
+    if request.logprobs is not None:
+        sampling.logprobs = request.logprobs
+        if request.echo:
+            sampling.prompt_logprobs = request.logprobs
+    return [_generate(request, prompt, sampling) for prompt in _prompts(request.prompt)]
+
+
+def chat_request(request: ChatRequest) -> inference_pb2.GenerateRequest:
+    """Without max_new_tokens where the client sets no limit. Raises InvalidRequest."""
+    sampling = _sampling(request)
+    max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+    if max_tokens is not None:
+        if not max_tokens:
+            raise InvalidRequest("max_tokens must be 1 or more", field="max_tokens")
+        sampling.max_new_tokens = max_tokens
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
+    if request.logprobs:
+        sampling.logprobs = request.top_logprobs or 0
+    return _generate(request, inference_pb2.Prompt(chat=_chat(request, offered_tools(request))), sampling)
+
+
+def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
+    """The tools that the model is shown. Raises InvalidRequest where a call is demanded."""
+    choice = request.tool_choice
+    if choice not in (None, "none", "auto"):
+        raise InvalidRequest("tool_choice must be none or auto: a call cannot be demanded", field="tool_choice")
+    return [] if choice == "none" else request.tools or []
+
+
+def tokenize_prompt(request: TokenizeRequest) -> inference_pb2.Prompt:
+    """What is to be tokenized. Raises InvalidRequest."""
+    if (request.prompt is None) == (request.messages is None):
+        raise InvalidRequest("give prompt or messages, one of them", field="prompt")
+    if request.prompt is not None:
+        return inference_pb2.Prompt(text=request.prompt)
+    return inference_pb2.Prompt(chat=_chat(request, request.tools or []))
+
+
+def _generate(
+    request: Sampling, prompt: inference_pb2.Prompt, sampling: inference_pb2.SamplingParams
+) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(
+        model=request.model,
+        prompt=prompt,
+        sampling=sampling,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority or 0,
+    )
+
+
+def _sampling(request: Sampling) -> inference_pb2.SamplingParams:
+    bias = {int(token_id): value for token_id, value in (request.logit_bias or {}).items()}
+    if bias and max(bias) >= 2**32:
+        raise InvalidRequest("logit_bias names token ids, which are below 2^32", field="logit_bias")
+    return inference_pb2.SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        min_p=request.min_p,
+        seed=None if request.seed is None else request.seed % 2**64,
+        n=request.n,
+        min_new_tokens=request.min_tokens,
+        stop=[request.stop] if isinstance(request.stop, str) else request.stop,
+        stop_token_ids=request.stop_token_ids,
+        ignore_eos=request.ignore_eos,
+        skip_special_tokens=request.skip_special_tokens,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        repetition_penalty=request.repetition_penalty,
+        logit_bias=bias,
+        grammar=_grammar(request),
+    )
+
+
+def _grammar(request: Sampling) -> inference_pb2.Grammar | None:
+    if isinstance(request.response_format, JsonFormat):
+        return inference_pb2.Grammar(json_object=True)
+    if isinstance(request.response_format, SchemaFormat):
+        return inference_pb2.Grammar(json_schema=bytes(request.response_format.json_schema.schema).decode())
+    return None
+
+
+def _prompts(given: str | list[str | int | list[int]]) -> list[inference_pb2.Prompt]:
+    if isinstance(given, str):
+        return [inference_pb2.Prompt(text=given)]
+    if isinstance(given[0], int):
+        return [_of_ids(given, "prompt")]
+    if len(given) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt has {len(given)} prompts; at most {MAX_PROMPTS} are allowed", field="prompt")
+    kind = type(given[0])
+    prompts = []
+    for index, item in enumerate(given):
+        if type(item) is not kind or isinstance(item, int):
+            raise _mixed()
+        path = f"prompt[{index}]"
+        prompts.append(inference_pb2.Prompt(text=item) if isinstance(item, str) else _of_ids(item, path))
+    return prompts
+
+
+def _of_ids(ids: Sequence[Any], field: str) -> inference_pb2.Prompt:
+    if not ids:
+        raise InvalidRequest(f"{field} is empty", field=field)
+    try:
+        tokens = np.array(ids, dtype=np.uint32)
+    except (TypeError, ValueError, OverflowError):
+        raise _mixed() from None
+    return inference_pb2.Prompt(token_ids=convert.pack_tokens(tokens))
+
+
+def _mixed() -> InvalidRequest:
+    return InvalidRequest("prompt must be text, a list of texts, token ids, or a list of token ids", field="prompt")
+
+
+def _chat(request: ChatRequest | TokenizeRequest, tools: Sequence[dict[str, Any]]) -> inference_pb2.Chat:
+    variables = request.chat_template_kwargs
+    return inference_pb2.Chat(
+        messages=[_message(message, f"messages[{index}]") for index, message in enumerate(request.messages or ())],
+        add_generation_prompt=request.add_generation_prompt,
+        tools_json=msgspec.json.encode(tools).decode() if tools else "",
+        variables_json=msgspec.json.encode(variables).decode() if variables else "",
+    )
+
+
+def _message(message: Message, path: str) -> inference_pb2.ChatMessage:
+    extra: dict[str, Any] = {
+        name: value
+        for name in ("name", "tool_call_id", "reasoning_content")
+        if (value := getattr(message, name)) is not None
+    }
+    if message.tool_calls is not None:
+        extra["tool_calls"] = [_with_open_arguments(call) for call in message.tool_calls]
+    extra_json = msgspec.json.encode(extra).decode() if extra else ""
+    return inference_pb2.ChatMessage(role=message.role, content=_text(message, path), extra_json=extra_json)
+
+
+def _text(message: Message, path: str) -> str:
+    if not isinstance(message.content, list):
+        return message.content or ""
+    texts = []
+    for index, part in enumerate(message.content):
+        if part.type != "text" or part.text is None:
+            field = f"{path}.content[{index}]"
+            raise InvalidRequest(f"{field} is {part.type!r}: the models served here read text alone", field=field)
+        texts.append(part.text)
+    return "\n".join(texts)
+
+
+def _with_open_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI sends the arguments of a call as JSON in a string; chat templates expect the object itself."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = msgspec.json.decode(function["arguments"], type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return call
+    return call | {"function": function | {"arguments": arguments}}

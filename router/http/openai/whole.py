@@ -1,0 +1,102 @@
+"""Answers that are not streamed: the same pieces, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from msgspec import UNSET
+
+from router.http.openai.answers import Part
+from router.http.openai.responses import (
+    ChatAnswer,
+    ChatChoice,
+    ChatLogprobs,
+    ChatMessage,
+    ChatPart,
+    CompletionAnswer,
+    CompletionLogprobs,
+    CompletionPart,
+    ToolCall,
+    Usage,
+)
+
+
+class Whole(Protocol):
+    """An answer in the making."""
+
+    def add(self, part: Part) -> None:
+        """The next piece of one of its choices."""
+        ...
+
+    def answer(self, answer_id: str, created: int, model: str, usage: Usage) -> ChatAnswer | CompletionAnswer:
+        """All of it."""
+        ...
+
+
+class WholeChat:
+    """Of a chat."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[ChatPart]] = {}
+
+    def add(self, part: Part) -> None:
+        """See `Whole`."""
+        assert isinstance(part, ChatPart), "made by ChatChoices"
+        self._parts.setdefault(part.index, []).append(part)
+
+    def answer(self, answer_id: str, created: int, model: str, usage: Usage) -> ChatAnswer:
+        """See `Whole`."""
+        return ChatAnswer(answer_id, created, model, [_chat_choice(self._parts[n]) for n in sorted(self._parts)], usage)
+
+
+class WholeCompletion:
+    """Of completions."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, list[CompletionPart]] = {}
+
+    def add(self, part: Part) -> None:
+        """See `Whole`."""
+        assert isinstance(part, CompletionPart), "made by CompletionChoices"
+        self._parts.setdefault(part.index, []).append(part)
+
+    def answer(self, answer_id: str, created: int, model: str, usage: Usage) -> CompletionAnswer:
+        """See `Whole`."""
+        choices = [_completion_choice(self._parts[n]) for n in sorted(self._parts)]
+        return CompletionAnswer(answer_id, created, model, choices, usage)
+
+
+def _chat_choice(parts: Sequence[ChatPart]) -> ChatChoice:
+    text = "".join(part.delta.content for part in parts if isinstance(part.delta.content, str))
+    calls = [call for part in parts for call in _calls(part)]
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    message = ChatMessage(text or None) if calls else ChatMessage(text)
+    if calls:
+        message.tool_calls = calls
+    reason = parts[-1].finish_reason
+    assert reason is not None, "the last piece says how it ended"
+    return ChatChoice(parts[0].index, message, reason, _joined_chat(logprobs) if logprobs else None)
+
+
+def _calls(part: ChatPart) -> Iterable[ToolCall]:
+    if isinstance(part.delta.tool_calls, list):
+        for call in part.delta.tool_calls:
+            yield ToolCall(call.id, call.function, index=UNSET)
+
+
+def _joined_chat(pieces: Iterable[ChatLogprobs]) -> ChatLogprobs:
+    return ChatLogprobs([token for piece in pieces for token in piece.content])
+
+
+def _completion_choice(parts: Sequence[CompletionPart]) -> CompletionPart:
+    whole = CompletionPart(parts[0].index, "".join(part.text for part in parts), finish_reason=parts[-1].finish_reason)
+    pieces = [part.logprobs for part in parts if part.logprobs is not None]
+    if pieces:
+        whole.logprobs = CompletionLogprobs(
+            [token for piece in pieces for token in piece.tokens],
+            [value for piece in pieces for value in piece.token_logprobs],
+            [top for piece in pieces for top in piece.top_logprobs or ()],
+            [offset for piece in pieces for offset in piece.text_offset],
+        )
+    return whole
