@@ -99,7 +99,7 @@ def _run() -> int:
         error.show()
         return error.exit_code
     except (RadixfleetError, ChildFailed, ModelError) as error:
-        click.echo(f"radixfleet: {error}", err=True)
+        click.echo(f"radixfleet: {error}{_hint(error)}", err=True)
         return _exit_code(error)
     except UnusableFile as error:
         click.echo(f"radixfleet: {error}", err=True)
@@ -115,6 +115,16 @@ def _exit_code(error: Exception) -> int:
     if isinstance(error, InvalidRequest | UnknownModel | UnknownWorker | Unauthenticated | PermissionDenied):
         return REFUSED
     return UNREACHABLE if isinstance(error, Unavailable | DeadlineExceeded) else FAILED
+
+
+def _hint(error: Exception) -> str:
+    """gRPC does not say that only one side speaks TLS, nor that a certificate is missing: the connection just ends."""
+    if isinstance(error, Unavailable) and any(sign in str(error) for sign in ("Socket closed", "andshake", "SSL")):
+        return (
+            "\nDoes the server speak TLS (--tls-ca), under that name (--tls-peer-name), and does it ask for a "
+            "certificate (--tls-cert, --tls-key)?"
+        )
+    return ""
 
 
 if __name__ == "__main__":

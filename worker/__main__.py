@@ -69,7 +69,9 @@ async def serve(settings: WorkerSettings, spec: TokenizerSpec, engine: EngineHan
     async with running_worker(settings, spec, engine) as worker:
         name = f"worker {worker.description.worker_id}"
         metrics_address = f"{worker.address.rpartition(':')[0]}:{worker.metrics_port}"
-        console.print(f"{name}: listens on {worker.address}; metrics: http://{metrics_address}/metrics", soft_wrap=True)
+        scheme = "http" if settings.tls_cert is None else "https"
+        page = f"{scheme}://{metrics_address}/metrics"
+        console.print(f"{name}: listens on {worker.address}; metrics: {page}", soft_wrap=True)
         if await _loaded(worker, stop):
             ready = await engine.ready()
             console.print(memory_table(ready))

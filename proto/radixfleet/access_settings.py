@@ -12,9 +12,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Protocol, TypeAlias
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr
 
 from radixfleet.settings import CommaList
+
+
+def _text(value: object) -> object:
+    """Pydantic's own complaint of what is no text would show it."""
+    if value is not None and not isinstance(value, str | SecretStr):
+        raise ValueError("must be text (quote it)")
+    return value
+
 
 TlsCert: TypeAlias = Annotated[
     Path | None,
@@ -39,6 +47,7 @@ ApiKeys: TypeAlias = Annotated[
 ]
 AdminToken: TypeAlias = Annotated[
     SecretStr | None,
+    BeforeValidator(_text),
     Field(description="Token of routers, workers and operators among themselves, or @FILE that holds it."),
 ]
 

@@ -8,6 +8,7 @@ Why each option is there:
 - Keepalive of our own: a peer whose machine vanished is noticed within half a minute, and its requests are cancelled.
 - No SO_REUSEPORT: a port that is taken is an error, not a port shared between two processes.
 - Reconnect within two seconds: a worker that comes back is found at once (the default backs off to two minutes).
+  One attempt may take longer, through a slow network and a TLS handshake; gRPC calls that the minimal backoff.
 
 TLS and keys: `listen` is given a certificate, `make_server` a guard, and `open_channel` an Endpoint that says what to
 show there.
@@ -35,6 +36,7 @@ KEEPALIVE_S = 20.0
 KEEPALIVE_TIMEOUT_S = 10.0
 _RECONNECT_INITIAL_MS = 100
 _RECONNECT_MAX_MS = 2000
+_CONNECT_MS = 5000
 
 Options: TypeAlias = list[tuple[str, int]]
 
@@ -65,7 +67,7 @@ def client_options(*, max_message_bytes: int = MAX_MESSAGE_BYTES, keepalive_s: f
     return [
         *_shared_options(max_message_bytes, keepalive_s),
         ("grpc.initial_reconnect_backoff_ms", _RECONNECT_INITIAL_MS),
-        ("grpc.min_reconnect_backoff_ms", _RECONNECT_INITIAL_MS),
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),

@@ -20,8 +20,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
 
-import structlog
-
 from radixfleet.errors import PermissionDenied, Unauthenticated
 from radixfleet.keys import ADMIN, KeyRing, key_hash
 from radixfleet.limits import ClientLimits
@@ -49,15 +47,16 @@ _caller: ContextVar[Caller] = ContextVar("radixfleet_caller", default=_NOBODY)
 
 
 def caller_name() -> str:
-    """The name of the key by which the call that is being served came in; "" without one. Never the key itself."""
+    """The name of the key by which the call that is being served came in; "" without one. Never the key itself.
+
+    Tasks that a call starts inherit it, also those that outlive the call: ask within the call.
+    """
     return _caller.get().name
 
 
 def remember(caller: Caller) -> None:
-    """Make `caller` the one of the running call: for `caller_name`, and for the log lines of the call."""
+    """Make `caller` the one of the running call, for `caller_name`."""
     _caller.set(caller)
-    if caller.name:
-        structlog.contextvars.bind_contextvars(key=caller.name)
 
 
 def key_of(header: str | None) -> str | None:

@@ -11,6 +11,7 @@ import structlog
 
 from radixfleet.clock import Clock
 from radixfleet.errors import RadixfleetError, Unavailable
+from radixfleet.guard import caller_name
 from router.dispatch.lease import Lease
 from router.metrics import RouterMetrics
 
@@ -146,6 +147,7 @@ class RequestLog:
             retries=record.retries,
             ttft_s=None if ttft_s is None else round(ttft_s, 4),
             duration_s=round(duration_s, 4),
+            **({"key": key} if (key := caller_name()) else {}),
         )
 
 
