@@ -60,7 +60,7 @@ def parse(body: bytes, kind: type[BodyT]) -> BodyT:
     except msgspec.ValidationError as error:
         text = str(error)
         found = (_PATH.search(text), _MISSING.search(text))
-        field = ".".join(match[1] for match in found if match and match[1])
+        field = ".".join(match[1] for match in found if match and match[1]).replace("[...]", "")
         raise InvalidRequest(text.replace("`$.", "`"), field=field) from None
     except RecursionError:
         raise InvalidRequest("the body is not served: it is nested too deeply") from None
