@@ -93,14 +93,12 @@ def _grammar(theirs: Any) -> inference_pb2.Grammar | None:
 def _lark(ebnf: str) -> str:
     if len(ebnf.encode()) > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(
-            f"the EBNF grammar has more than {MAX_GRAMMAR_BYTES} bytes", field="sampling_params.ebnf_grammar"
+            f"ebnf_grammar has more than {MAX_GRAMMAR_BYTES} bytes", field="sampling_params.ebnf_grammar"
         )
     try:
         return str(any_to_lark(ebnf))
     except Exception as error:  # whatever a parser in Python trips over: the grammar is the client's
-        raise InvalidRequest(
-            f"the EBNF grammar cannot be read: {error}", field="sampling_params.ebnf_grammar"
-        ) from error
+        raise InvalidRequest(f"ebnf_grammar cannot be read: {error}", field="sampling_params.ebnf_grammar") from error
 
 
 @dataclass(slots=True)
