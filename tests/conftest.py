@@ -1,11 +1,16 @@
 """Settings of the whole suite."""
 
 import os
+from pathlib import Path
 
 # Before torch and OpenMP start. Threads that wait for each other by spinning become ten times slower, and more, on a
 # machine that has other work; what the suite checks does not depend on their number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Before Triton is imported: without a GPU, its interpreter computes the kernels.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from hypothesis import settings
 

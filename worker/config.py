@@ -15,7 +15,7 @@ from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulePolicy: TypeAlias = Literal["lpm", "fcfs", "priority"]
-AttentionName: TypeAlias = Literal["auto", "cpu", "sdpa"]
+AttentionName: TypeAlias = Literal["auto", "flash", "triton", "cpu", "sdpa"]
 RunnerKind: TypeAlias = Literal["torch", "sim"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -77,12 +77,14 @@ class WorkerSettings(ProcessSettings):
         None, ge=1, le=1024, description="Threads of the runner on the CPU; default: cores. Use cores / workers."
     )
     attention: AttentionName = Field(
-        "auto", description="cpu: kernels in C, for CPUs; sdpa: torch; auto takes cpu where a C compiler is found."
+        "auto",
+        description="flash: FlashAttention, and triton: our own kernels, for GPUs; cpu: kernels in C, for CPUs; sdpa: "
+        "torch, anywhere. auto takes the first of them that works.",
     )
     enable_deterministic_inference: bool = Field(
         default=False,
         description="The same prompt and seed give the same tokens and log probabilities to the last bit, whatever "
-        "else runs and is cached. On CPUs only. Off, near ties may fall differently.",
+        "else runs and is cached. Proven on CPUs. Off, near ties may fall differently.",
     )
     inline: bool = Field(default=False, description="Run front, engine and runner in one process, for debugging.")
     overlap: bool = Field(default=True, description="Plan the next step while the device computes the last one.")

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import platform
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.fake_flash import FakeFlash
 from tests.support.paged_batches import PagedCase, make_case, naive_attention
 from tests.support.tiny_model import tiny_model
 from worker.model.configuration import load_config
-from worker.runner.attention.backends import make_attention_backend
+from worker.runner.attention import backends
+from worker.runner.attention.backends import AttentionNeeds, make_attention_backend
+from worker.runner.attention.flash import FlashBackend, FlashUnavailable, find_flash, refuse_where_flash_fails
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
+from worker.runner.devices import DeviceError
 from worker.runner.kernels.compiler import find_compiler
 from worker.runner.kernels.library import Kernels
 
@@ -33,8 +42,11 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param  # type: ignore[no-any-return]
 
 
-Name = Literal["cpu", "sdpa", "fixed shapes"]
+Name = Literal["cpu", "sdpa", "fixed shapes", "triton", "triton, deterministic", "flash", "flash 3", "flash 2"]
 NAMES: tuple[Name, ...] = get_args(Name)
+DETERMINISTIC: tuple[Name, ...] = ("cpu", "fixed shapes", "triton, deterministic")
+FLASH = {"flash": "vllm.vllm_flash_attn", "flash 3": "flash_attn_interface", "flash 2": "flash_attn"}
+IS_LINUX = platform.system() == "Linux"
 
 
 @pytest.fixture(params=NAMES)
@@ -42,23 +54,60 @@ def name(request: pytest.FixtureRequest) -> Name:
     return request.param  # type: ignore[no-any-return]
 
 
-def kernels_for(name: Name, case: PagedCase) -> Kernels | None:
-    if name != "cpu":
-        return None
-    if find_compiler() is None:
-        pytest.skip("no C compiler")
-    return Kernels(num_threads=2)
-
-
 def backend_for(name: Name, case: PagedCase) -> AttentionBackend:
     _, num_heads, head_dim = case.q.shape
-    shape = replace(
+    config = replace(
         load_config(tiny_model()),
         num_heads=num_heads,
         num_kv_heads=case.pool.keys[0].shape[1],
         head_dim=head_dim,
     )
-    return make_attention_backend(kernels_for(name, case), shape, deterministic=name != "sdpa")
+    needs = AttentionNeeds(config, case.q.device, case.q.dtype, case.pool.page_size, deterministic=name != "sdpa")
+    if name in FLASH:
+        return flash_backend(name, needs)
+    if name.startswith("triton"):
+        if not IS_LINUX:
+            pytest.skip("Triton is for Linux")
+        return make_attention_backend("triton", None, replace(needs, deterministic=name != "triton"))
+    if name != "cpu":
+        return make_attention_backend("sdpa", None, needs)
+    if case.q.device.type != "cpu":
+        pytest.skip("the kernels in C are for CPUs")
+    if find_compiler() is None:
+        pytest.skip("no C compiler")
+    return make_attention_backend("cpu", Kernels(num_threads=2), needs)
+
+
+def is_interpreted(name: Name, device: str) -> bool:
+    return name.startswith("triton") and device == "cpu"
+
+
+def dtype_for(name: Name, dtype: torch.dtype, device: str) -> torch.dtype:
+    """Triton's interpreter cannot multiply matrices of bfloat16: float16 stands for it there."""
+    return torch.float16 if is_interpreted(name, device) and dtype == torch.bfloat16 else dtype
+
+
+def flash_backend(name: Name, needs: AttentionNeeds) -> AttentionBackend:
+    """On a GPU the package itself; on a CPU one that computes plainly what it is told."""
+    if needs.device.type == "cuda":
+        try:
+            refuse_where_flash_fails(needs.device, needs.dtype, needs.config.head_dim)
+            function = find_flash(needs.device, needs.page_size, _only(FLASH[name]))
+        except FlashUnavailable as error:
+            pytest.skip(str(error))
+    else:
+        package = "flash_attn_interface" if needs.page_size % 16 and name == "flash" else FLASH[name]
+        function = find_flash(needs.device, needs.page_size, FakeFlash(package).load)
+    return FlashBackend(function, needs.config, needs.page_size, deterministic=False)
+
+
+def _only(package: str) -> Callable[[str], Any]:
+    def load(name: str) -> Any:
+        if name != package:
+            raise ModuleNotFoundError(f"{name} is not asked for")
+        return importlib.import_module(name)
+
+    return load
 
 
 def attended(backend: AttentionBackend, case: PagedCase) -> Tensor:
@@ -92,7 +141,9 @@ CASES: dict[str, list[tuple[int, int]]] = {
 def test_batches_as_the_scheduler_makes_them(
     name: Name, sequences: list[tuple[int, int]], dtype: torch.dtype, device: str
 ) -> None:
-    check(name, make_case(sequences, dtype=dtype, device=device))
+    if is_interpreted(name, device):
+        sequences = [(start, min(length, 130)) for start, length in sequences]  # its tiles are no larger
+    check(name, make_case(sequences, dtype=dtype_for(name, dtype, device), device=device))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +163,7 @@ def test_heads_and_pages_of_all_sizes(name: Name, shape: dict[str, Any]) -> None
     check(name, make_case(CASES["mixed"], **shape))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     sequences=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size=1, max_size=8),
     page_size=st.sampled_from([1, 4, 16]),
@@ -123,7 +174,9 @@ def test_random_batches(sequences: list[tuple[int, int]], page_size: int) -> Non
 
 
 def test_many_long_decodes_exceed_what_one_gather_takes(name: Name) -> None:
-    case = make_case([(2500 + index, 1) for index in range(40)], num_heads=2, num_kv_heads=1, head_dim=8)
+    """Where they are few, they are split by Triton's kernels."""
+    count = 3 if is_interpreted(name, "cpu") else 40
+    case = make_case([(2500 + index, 1) for index in range(count)], num_heads=2, num_kv_heads=1, head_dim=8)
     check(name, case)
 
 
@@ -166,18 +219,20 @@ def test_the_plan_does_not_hold_on_to_the_table(name: Name) -> None:
     np.testing.assert_allclose(result.double(), expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["cpu", "fixed shapes"])
+@pytest.mark.parametrize("name", DETERMINISTIC)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_deterministic_backends_give_a_token_the_same_bits_in_every_batch(
     name: Name, dtype: torch.dtype, device: str
 ) -> None:
     """Behaviour 30: a sequence in one chunk, in several, token by token, and beside others."""
+    dtype = dtype_for(name, dtype, device)
     whole = make_case([(0, 200), (37, 90), (150, 1)], dtype=dtype, device=device)
     backend = backend_for(name, whole)
     expected = attended(backend, whole).clone()
     q, table, rows = whole.q, whole.batch.table, whole.batch.rows
     others = [(rows[1], 37, 90), (rows[2], 150, 1)]
-    for start, length in [(0, 1), (1, 1), (2, 15), (17, 47), (64, 64), (128, 71), (199, 1), (0, 129), (129, 71)]:
+    parts = [(0, 1), (1, 1), (2, 15), (17, 47), (64, 64), (128, 71), (199, 1), (0, 129), (129, 71)]
+    for start, length in parts[1::3] if is_interpreted(name, device) else parts:
         for beside, q in (([], whole.q[:0]), (others, whole.q[200:])):
             columns = (np.array(column, np.int32) for column in zip((rows[0], start, length), *beside, strict=True))
             own = whole.q[start : start + length]
@@ -185,3 +240,72 @@ def test_deterministic_backends_give_a_token_the_same_bits_in_every_batch(
             result = attended(backend, part)
             assert torch.equal(result[:length], expected[start : start + length])
             assert torch.equal(result[length:], expected[200 : 200 + len(q)])
+
+
+def test_flash_is_told_what_the_packages_want() -> None:
+    """Pages of each sequence, the kernels' own choice of splits, and one split where results must not depend on it."""
+    case = make_case(CASES["mixed"])
+    needs = AttentionNeeds(load_config(tiny_model()), case.q.device, torch.bfloat16, case.pool.page_size)
+    for package, version in ((FLASH["flash"], 2), (FLASH["flash"], 3), (FLASH["flash 3"], 3)):
+        fake = FakeFlash(package, version=version)
+        function = find_flash(needs.device, needs.page_size, fake.load)
+        assert function.splits_as_asked == (version == 3)
+        for deterministic in (False, True)[: version - 1]:
+            attended(FlashBackend(function, needs.config, needs.page_size, deterministic=deterministic), case)
+            call = fake.calls[-1]
+            assert call["num_splits"] == int(deterministic)
+            assert call.get("fa_version", version) == version
+            for sequence, (row, end) in enumerate(zip(case.batch.rows, case.batch.ends, strict=True)):
+                slots = case.batch.table[int(row), :end]
+                pages = call["block_table"][sequence, : -(-int(end) // needs.page_size)]
+                assert torch.equal(pages.repeat_interleave(needs.page_size)[:end] * needs.page_size, slots - slots % 16)
+
+
+def test_the_best_flash_package_is_found_and_others_say_why_not() -> None:
+    device = torch.device("cpu")
+    everything = FakeFlash(*FLASH.values())
+    assert find_flash(device, 16, everything.load).module == "vllm.vllm_flash_attn"
+    assert find_flash(device, 4, everything.load).module == "flash_attn_interface"
+    assert find_flash(device, 4, FakeFlash("vllm.vllm_flash_attn", "flash_attn").load).form == "gathered"
+    with pytest.raises(FlashUnavailable, match=r"pages are multiples of 16 tokens, and --page-size is 4.*No module"):
+        find_flash(device, 4, FakeFlash("vllm_flash_attn").load)
+
+
+def test_attention_that_cannot_be_had_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = AttentionNeeds(load_config(tiny_model()), torch.device("cpu"), torch.float32, 16)
+    with pytest.raises(DeviceError, match=r"--attention flash does not work here: .* on GPUs alone"):
+        make_attention_backend("flash", None, needs)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(DeviceError, match=r"--attention triton does not work here: Triton computes on GPUs.*Use auto"):
+        make_attention_backend("triton", None, needs)
+    assert make_attention_backend("auto", None, needs).name == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("packages", "page_size", "deterministic", "expected", "passed_by"),
+    [
+        (["vllm.vllm_flash_attn"], 16, False, "flash", {}),
+        (["flash_attn_interface"], 1, False, "flash", {}),
+        (["flash_attn"], 16, False, "triton", {"flash in place": "flash_attn cannot read our pages in place"}),
+        ([], 16, False, "triton", {"flash in place": "No module named 'flash_attn'"}),
+        (["vllm.vllm_flash_attn"], 16, True, "triton", {}),
+    ],
+)
+def test_auto_on_a_gpu_takes_the_first_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+    packages: list[str],
+    page_size: int,
+    deterministic: bool,
+    expected: str,
+    passed_by: dict[str, str],
+) -> None:
+    """And says in one line which, and why not those before it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
+    monkeypatch.setattr(backends, "find_flash", partial(find_flash, load=FakeFlash(*packages).load))
+    needs = AttentionNeeds(load_config(tiny_model()), torch.device("cuda"), torch.bfloat16, page_size, deterministic)
+    with structlog.testing.capture_logs() as logs:
+        assert make_attention_backend("auto", None, needs).name == expected
+    (line,) = logs
+    assert line["backend"] == expected
+    assert line["passed_by"].keys() == passed_by.keys()
+    assert all(why in line["passed_by"][name] for name, why in passed_by.items())

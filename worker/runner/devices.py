@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 
@@ -35,15 +37,6 @@ def open_device(name: str) -> torch.device:
     return device
 
 
-def refuse_indeterministic(device: torch.device) -> None:
-    """Raises DeviceError where results are not known to be the same whatever is computed with them."""
-    if device.type != "cpu":
-        raise DeviceError(
-            f"deterministic inference works on CPUs only, not on {device}: use --device cpu, or leave out "
-            "--enable-deterministic-inference"
-        )
-
-
 def choose_dtype(device: torch.device, setting: Dtype) -> torch.dtype:
     """The dtype of a setting; "auto" is bfloat16 where the device computes it fast.
 
@@ -72,6 +65,25 @@ def usable_memory(device: torch.device, setting: int | None) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(psutil.virtual_memory().total, _container_limit()) // 2
+
+
+def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """A copy of a host array on the device; what is launched after it sees it, and the caller waits for nothing.
+
+    From pageable memory a copy to a GPU waits for all that runs there. From pinned memory it does not, and torch's
+    allocator of such memory gives it to nobody else before the copy is done.
+    """
+    tensor = torch.from_numpy(np.array(array))  # a plan's arrays are read-only, which torch does not know
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
+
+
+def num_processors(device: torch.device) -> int:
+    """Units that compute blocks of a kernel side by side."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return torch.get_num_threads()
 
 
 def _container_limit() -> int:

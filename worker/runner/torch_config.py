@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 Dtype: TypeAlias = Literal["auto", "bfloat16", "float16", "float32"]
-AttentionName: TypeAlias = Literal["auto", "cpu", "sdpa"]
+AttentionName: TypeAlias = Literal["auto", "flash", "triton", "cpu", "sdpa"]
 
 
 class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
@@ -35,6 +35,8 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     num_threads: int = 1
     """Threads of torch on a CPU."""
     attention: AttentionName = "auto"
-    """cpu: kernels in C for a CPU, attention and, with bfloat16, all layers. sdpa: torch. auto: cpu where it works."""
+    """flash, triton: for a GPU. cpu: kernels in C for a CPU, attention and, with bfloat16, all layers. sdpa: torch.
+    auto: the first that works, in the order of `worker.runner.attention.backends`.
+    """
     deterministic: bool = False
     """Tokens and log probabilities of a request do not depend on what else is computed with it, to the last bit."""

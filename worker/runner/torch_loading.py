@@ -40,8 +40,9 @@ from worker.model.loading import load_model
 from worker.model.row_invariance import RowInvariantBackend, row_invariant_silu
 from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.activation_peak import activation_peak
-from worker.runner.attention.backends import make_attention_backend, open_kernels
-from worker.runner.devices import choose_dtype, open_device, refuse_indeterministic, usable_memory
+from worker.runner.attention.backends import AttentionNeeds, make_attention_backend, open_kernels
+from worker.runner.attention.protocol import AttentionBackend
+from worker.runner.devices import choose_dtype, open_device, usable_memory
 from worker.runner.kernels.layers import KernelLayers, supports
 from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
@@ -88,12 +89,13 @@ class _Loading:
         self._clock = clock
         self._path = Path(config.model_path)
         self._device = open_device(config.device)
-        if config.deterministic:
-            refuse_indeterministic(self._device)
+        if config.deterministic and self._device.type != "cpu":
+            _log.warning("deterministic inference is proven on CPUs; on this device, run: pytest -m gpu tests/gpu")
         self._dtype = choose_dtype(self._device, config.dtype)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
         self._kernels: Kernels | None = None
         self._whole_steps = False
+        self._attention: AttentionBackend | None = None
 
     def run(self) -> tuple[StepComputer, Ready]:
         if self._device.type == "cpu":
@@ -106,6 +108,11 @@ class _Loading:
             and self._kernels.has_linears
             and self._dtype == torch.bfloat16
             and supports(shape)
+        )
+        self._attention = make_attention_backend(
+            self._config.attention,
+            self._kernels,
+            AttentionNeeds(shape, self._device, self._dtype, self._config.page_size, self._config.deterministic),
         )
         max_context = _max_context(shape, self._config.max_context_tokens)
         model = self._load_model(max_context)
@@ -237,6 +244,7 @@ class _Loading:
             dtype=self._dtype,
             device=self._device,
         )
+        assert self._attention is not None, "it is chosen before the model is loaded"
         layers = None
         if self._kernels is not None and self._whole_steps:
             layers = KernelLayers(self._kernels, model, pool)
@@ -245,7 +253,7 @@ class _Loading:
             pool=pool,
             rows=rows,
             sampler=sampler,
-            attention=make_attention_backend(self._kernels, model.config, deterministic=self._config.deterministic),
+            attention=self._attention,
             device=self._device,
             layers=layers,
         )

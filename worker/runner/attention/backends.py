@@ -1,6 +1,16 @@
-"""Attention backends by the names of the settings."""
+"""Attention backends by the names of the settings.
+
+on a CPU    auto: cpu (kernels in C), where a compiler is found, else sdpa
+on a GPU    auto: flash, where a package reads our pages in place; triton; flash, where K and V must be gathered for
+            it; sdpa. With deterministic inference triton comes first
+"""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import structlog
 import torch
@@ -8,6 +18,7 @@ import torch
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.cpu import MAX_HEAD_DIM, CpuBackend
 from worker.runner.attention.fixed_shapes import FixedShapesBackend
+from worker.runner.attention.flash import FlashBackend, FlashUnavailable, find_flash, refuse_where_flash_fails
 from worker.runner.attention.protocol import AttentionBackend
 from worker.runner.attention.sdpa import SdpaBackend
 from worker.runner.devices import DeviceError
@@ -17,6 +28,7 @@ from worker.runner.torch_config import AttentionName
 
 _log = structlog.get_logger()
 _DTYPES = (torch.float32, torch.bfloat16)
+_VOLTA = (7, 0)
 
 
 def open_kernels(
@@ -26,7 +38,7 @@ def open_kernels(
 
     Raises DeviceError where the setting asks for them and they cannot be had.
     """
-    if name == "sdpa":
+    if name not in ("auto", "cpu"):
         return None
     try:
         kernels = _kernels_for(config, device, dtype, num_threads)
@@ -46,14 +58,89 @@ def _kernels_for(config: ModelConfig, device: torch.device, dtype: torch.dtype, 
     return Kernels(num_threads)
 
 
-def make_attention_backend(
-    kernels: Kernels | None, config: ModelConfig, *, deterministic: bool = False
-) -> AttentionBackend:
-    """The attention of a model: by the kernels where there are any.
+@dataclass(frozen=True, slots=True)
+class AttentionNeeds:
+    """What a backend must be able to do."""
 
-    `deterministic`: a token's result must depend on its own sequence and position alone, to the last bit, as that of
-    the kernels always does.
+    config: ModelConfig
+    device: torch.device
+    dtype: torch.dtype
+    page_size: int
+    deterministic: bool = False
+    """A token's result must depend on its own sequence and position alone, to the last bit."""
+
+
+class _Unavailable(Exception):
+    """A backend cannot serve here; the message says why."""
+
+
+def make_attention_backend(name: AttentionName, kernels: Kernels | None, needs: AttentionNeeds) -> AttentionBackend:
+    """The attention of a model: by `kernels`, where `open_kernels` gave any.
+
+    On a GPU, logs one line: which it is, and why not those before it in auto's order. Raises DeviceError where the
+    setting names one that cannot be had.
     """
     if kernels is not None:
-        return CpuBackend(kernels, config)
-    return (FixedShapesBackend if deterministic else SdpaBackend)(config.num_kv_heads)
+        return CpuBackend(kernels, needs.config)
+    if needs.device.type == "cpu" and name == "auto":
+        return _make_sdpa(needs)
+    passed_by: dict[str, str] = {}
+    for each in _order(needs) if name == "auto" else (name,):
+        try:
+            backend = _MAKERS[each](needs)
+        except _Unavailable as error:
+            passed_by[each] = str(error)
+        else:
+            if needs.device.type != "cpu":
+                _log.info("attention", backend=backend.name, passed_by=passed_by, deterministic=needs.deterministic)
+            return backend
+    raise DeviceError(f"--attention {name} does not work here: {passed_by[name]}. Use auto")
+
+
+def _order(needs: AttentionNeeds) -> tuple[str, ...]:
+    if needs.deterministic:
+        return ("triton", "flash", "sdpa")
+    return ("flash in place", "triton", "flash", "sdpa")
+
+
+def _make_flash(needs: AttentionNeeds, *, in_place: bool = False) -> AttentionBackend:
+    try:
+        refuse_where_flash_fails(needs.device, needs.dtype, needs.config.head_dim)
+        function = find_flash(needs.device, needs.page_size)
+    except FlashUnavailable as error:
+        raise _Unavailable(str(error)) from error
+    if in_place and function.form == "gathered":
+        raise _Unavailable(f"{function.module} cannot read our pages in place")
+    if needs.deterministic and not function.splits_as_asked:
+        raise _Unavailable(f"{function.module} splits keys by what else is in the batch")
+    return FlashBackend(function, needs.config, needs.page_size, deterministic=needs.deterministic)
+
+
+def _make_triton(needs: AttentionNeeds) -> AttentionBackend:
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if needs.device.type == "cpu" and not interpreted:
+        raise _Unavailable("Triton computes on GPUs (on a CPU only its interpreter does, with TRITON_INTERPRET=1)")
+    if needs.device.type == "cuda" and torch.cuda.get_device_capability(needs.device) < _VOLTA:
+        raise _Unavailable("Triton needs a Volta GPU or a later one")
+    try:
+        from worker.runner.attention.triton_backend import TritonBackend
+    except ImportError as error:
+        raise _Unavailable(f"{error} (pip install 'radixfleet[gpu]')") from error
+    return TritonBackend(needs.config, needs.page_size, deterministic=needs.deterministic)
+
+
+def _make_sdpa(needs: AttentionNeeds) -> AttentionBackend:
+    return (FixedShapesBackend if needs.deterministic else SdpaBackend)(needs.config.num_kv_heads)
+
+
+def _refuse_cpu(_: AttentionNeeds) -> AttentionBackend:
+    raise _Unavailable("its kernels are for CPUs")
+
+
+_MAKERS: dict[str, Callable[[AttentionNeeds], AttentionBackend]] = {
+    "flash in place": partial(_make_flash, in_place=True),
+    "flash": _make_flash,
+    "triton": _make_triton,
+    "sdpa": _make_sdpa,
+    "cpu": _refuse_cpu,
+}

@@ -11,7 +11,7 @@ from worker.model.configuration import ModelConfig
 from worker.model.footprint import FORMATS, estimate_activations, weights_bytes
 from worker.model.shapes import KNOWN_SHAPES
 from worker.runner.activation_peak import activation_peak
-from worker.runner.attention.backends import make_attention_backend
+from worker.runner.attention.backends import AttentionNeeds, make_attention_backend
 from worker.runner.largest_step import largest_step
 from worker.runner.row_edits import RowEdits
 from worker.runner.rows import RowState
@@ -39,7 +39,7 @@ def measured(config: ModelConfig, dtype: torch.dtype, chunk: int, rows: int, con
         ),
         rows=row_state,
         sampler=StepSampler(rows=row_state, edits=edits, max_rows=rows, device=CPU),
-        attention=make_attention_backend(None, config),
+        attention=make_attention_backend("sdpa", None, AttentionNeeds(config, CPU, dtype, page_size=16)),
         device=CPU,
     )
     return activation_peak(CPU, lambda: computer.compute(largest_step(rows, chunk, context)))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from worker.runner import devices
-from worker.runner.devices import DeviceError, choose_dtype, open_device, refuse_indeterministic, usable_memory
+from worker.runner.devices import DeviceError, choose_dtype, open_device, usable_memory
 
 CPU = torch.device("cpu")
 
@@ -25,12 +25,6 @@ def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch)
         open_device("gpu")
     with pytest.raises(DeviceError, match="type meta are not supported"):
         open_device("meta")
-
-
-def test_deterministic_inference_is_refused_where_it_is_not_known_to_be() -> None:
-    refuse_indeterministic(CPU)
-    with pytest.raises(DeviceError, match="on CPUs only, not on cuda:1: use --device cpu, or leave out --enable-det"):
-        refuse_indeterministic(torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,52 @@
+"""The Triton kernels as GPUs run them: compiled for two generations, which needs no GPU."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+SMALLEST_SHARED_BYTES = 101_376
+"""What a block may have on the GPUs with the least of it (compute capability 8.6 and 8.9)."""
+COMPILE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from worker.runner.attention.triton_kernels import attend_blocks, combine_splits
+
+def compile_for(kernel, constants, capability):
+    kinds = {"queries": "*bf16", "keys": "*bf16", "values": "*bf16", "out": "*bf16", "scale": "fp32"}
+    signature = {
+        name: "constexpr" if name in constants
+        else kinds.get(name) or ("*fp32" if name.startswith("part_") else "i32" if name.endswith("stride") else "*i32")
+        for name in kernel.arg_names
+    }
+    values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    options = {"num_warps": 4, "num_stages": 2}
+    target = GPUTarget("cuda", capability, 32)
+    return triton.compile(ASTSource(kernel, signature, values), target=target, options=options).metadata.shared
+
+head = {"HEAD_DIM": 64, "BLOCK_D": 64}
+block = head | {"GROUP": 3, "PAGE_SIZE": 16, "BLOCK_N": 64}
+print(compile_for(attend_blocks, block | {"BLOCK_Q": 21, "BLOCK_M": 64, "NUM_SPLITS": 1}, 80))
+print(compile_for(attend_blocks, block | {"BLOCK_Q": 1, "BLOCK_M": 16, "NUM_SPLITS": 8}, 90))
+print(compile_for(combine_splits, head | {"NUM_SPLITS": 8}, 90))
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(platform.system() != "Linux", reason="Triton is for Linux")
+def test_the_kernels_compile_for_ampere_and_hopper_and_fit_small_gpus(tmp_path: object) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    shared = [int(line) for line in run.stdout.split()]
+    assert len(shared) == 3
+    assert max(shared) <= SMALLEST_SHARED_BYTES

@@ -1,0 +1,175 @@
+"""Attention by our own Triton kernels, over the page table in place: any page size and head size, float32 and 16 bits.
+
+decoding sequences    one block each; where they are too few to occupy the device, their keys are split
+other sequences       blocks of some 64 rows: as many tokens as there are rows for their heads
+deterministic         all sequences in blocks of one shape, nothing split: see `triton_kernels`
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.core.step import Int32Array
+from worker.model.configuration import ModelConfig
+from worker.runner.attention.paged import PagedBatch
+from worker.runner.attention.protocol import AttentionBatch
+from worker.runner.attention.triton_kernels import attend_blocks, combine_splits
+from worker.runner.devices import num_processors, upload
+
+_LEAST_ROWS = 16
+"""Rows and columns of the smallest matrices that the kernels' products take."""
+_MAX_SPLITS = 32
+_LEAST_TILES = 4
+"""Tiles of keys that make a split worth its while."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """Blocks of one shape."""
+
+    sequences: Tensor
+    """int32 [num_blocks]"""
+    firsts: Tensor
+    num_blocks: int
+    block_tokens: int
+    block_rows: int
+    num_splits: int
+
+
+class TritonBackend:
+    """Implements `AttentionBackend`. See the module's docstring."""
+
+    name = "triton"
+
+    def __init__(self, config: ModelConfig, page_size: int, *, deterministic: bool) -> None:
+        self._num_kv_heads = config.num_kv_heads
+        self._group = config.num_heads // config.num_kv_heads
+        self._head_dim = config.head_dim
+        self._page_size = page_size
+        self._deterministic = deterministic
+        self._batch: PagedBatch | None = None
+        self._launches: list[_Launch] = []
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Cut the sequences into blocks."""
+        self._batch = PagedBatch.of(batch, self._page_size)
+        device = batch.table.device
+        everything = np.arange(len(batch.lengths), dtype=np.int32)
+        is_decode = np.zeros(len(everything), np.bool_) if self._deterministic else batch.lengths == 1
+        decoding, others = everything[is_decode], everything[~is_decode]
+        self._launches = []
+        if len(others):
+            rows = _power_of_two(max(self._most_rows, self._group))
+            self._launches.append(_cut(others, batch.lengths, rows // self._group, rows, device))
+        if len(decoding):
+            splits = self._num_splits(len(decoding), int(batch.ends[decoding].max()), device)
+            rows = _power_of_two(max(_LEAST_ROWS, self._group))
+            self._launches.append(_cut(decoding, batch.lengths, 1, rows, device, num_splits=splits))
+
+    @property
+    def _most_rows(self) -> int:
+        return 32 if self._head_dim > 128 or self._deterministic else 64
+
+    def _num_splits(self, num_sequences: int, longest: int, device: torch.device) -> int:
+        """A power of two, as each number of splits is compiled for itself."""
+        wanted = 2 * num_processors(device) // (num_sequences * self._num_kv_heads)
+        possible = longest // (_LEAST_TILES * _tile_columns(self._head_dim, torch.float32))
+        return 1 << (max(1, min(wanted, possible, _MAX_SPLITS)).bit_length() - 1)
+
+    def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]."""
+        if q.stride(2) != 1:
+            q = q.contiguous()
+        out = torch.empty(len(q), q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
+        for launch in self._launches:
+            self._run(launch, q, keys, values, out)
+        return out
+
+    def _run(self, launch: _Launch, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
+        batch = self._batch
+        assert batch is not None, "attend before plan"
+        block_d = _power_of_two(max(self._head_dim, _LEAST_ROWS))
+        parts = (launch.num_blocks, q.shape[1], launch.num_splits) if launch.num_splits > 1 else (0, 0, 0)
+        sums = torch.empty((*parts, block_d), dtype=torch.float32, device=q.device)
+        maxima, totals = torch.empty((2, *parts), dtype=torch.float32, device=q.device)
+        attend_blocks[(launch.num_blocks, self._num_kv_heads, launch.num_splits)](
+            q,
+            keys,
+            values,
+            out,
+            sums,
+            maxima,
+            totals,
+            launch.sequences,
+            launch.firsts,
+            batch.query_offsets,
+            batch.ends,
+            batch.pages,
+            batch.pages.stride(0),
+            math.log2(math.e) / math.sqrt(self._head_dim),
+            q.stride(0),
+            q.stride(1),
+            keys.stride(0),
+            keys.stride(1),
+            out.stride(0),
+            HEAD_DIM=self._head_dim,
+            BLOCK_D=block_d,
+            GROUP=self._group,
+            PAGE_SIZE=self._page_size,
+            BLOCK_Q=launch.block_tokens,
+            BLOCK_M=launch.block_rows,
+            BLOCK_N=_tile_columns(self._head_dim, q.dtype),
+            NUM_SPLITS=launch.num_splits,
+            num_warps=4,
+            num_stages=2,
+        )
+        if launch.num_splits > 1:
+            combine_splits[(launch.num_blocks, q.shape[1])](
+                sums,
+                maxima,
+                totals,
+                out,
+                launch.sequences,
+                batch.query_offsets,
+                out.stride(0),
+                HEAD_DIM=self._head_dim,
+                BLOCK_D=block_d,
+                NUM_SPLITS=launch.num_splits,
+            )
+
+
+def _cut(
+    sequences: Int32Array,
+    lengths: Int32Array,
+    block_tokens: int,
+    block_rows: int,
+    device: torch.device,
+    *,
+    num_splits: int = 1,
+) -> _Launch:
+    counts = -(-lengths[sequences] // block_tokens)
+    before = np.cumsum(counts) - counts
+    within = np.arange(int(counts.sum())) - np.repeat(before, counts)
+    return _Launch(
+        sequences=upload(np.repeat(sequences, counts), device),
+        firsts=upload((within * block_tokens).astype(np.int32), device),
+        num_blocks=len(within),
+        block_tokens=block_tokens,
+        block_rows=block_rows,
+        num_splits=num_splits,
+    )
+
+
+def _tile_columns(head_dim: int, dtype: torch.dtype) -> int:
+    """Keys in a tile: K and V of two tiles, and the block's queries, fit the shared memory of small GPUs."""
+    columns = 32 if dtype == torch.float32 else 64
+    return columns // 2 if head_dim > 128 else columns
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
