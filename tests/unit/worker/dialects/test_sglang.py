@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import io
 import json
 import zipfile
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -32,10 +30,9 @@ from tests.support.answers import generate
 from tests.support.byte_tokenizer import END_ID, byte_spec
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
-from tests.support.worker_fixture import sim_runner, sim_worker
+from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 from worker.dialects.tokenizer_archive import tokenizer_archive
-from worker.runner.sim import CostModel
 
 pb = sglang_scheduler_pb2
 
@@ -206,65 +203,61 @@ async def test_log_probabilities_of_answer_and_prompt(stub: Any) -> None:
 
 
 @pytest.fixture
-async def slow() -> AsyncIterator[Worker]:
-    """Answers that go on until they are ended."""
-    cost = CostModel(step_s=0.002)
-    async with sim_worker(sim_runner(cost=cost, max_running_requests=2)) as running:
+async def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+async def played(engine: FakeEngine) -> AsyncIterator[Worker]:
+    """Its answers go on until they are ended."""
+    async with sim_worker(engine=engine, serving=False) as running:
+        engine.become_ready()
         yield running
+        await until(lambda: not len(running.requests))
 
 
-async def test_a_client_that_goes_away_is_aborted_by_its_id(slow: Worker) -> None:
+async def test_a_client_that_goes_away_is_aborted_by_its_id(played: Worker, engine: FakeEngine) -> None:
     """Behaviours 6 and 7: the call is not cancelled, an abort comes instead; ids match exactly."""
-    async with open_channel(slow.address) as channel:
+    async with open_channel(played.address) as channel:
         stub = sglang_scheduler_pb2_grpc.SglangSchedulerStub(channel)
-        endless = {"max_new_tokens": 60_000, "ignore_eos": True}
-        calls = {
-            name: stub.Generate(request([1, 2, number], request_id=name, **endless))
-            for number, name in enumerate(("a-1", "a-10"))
-        }
-        for call in calls.values():
-            assert (await call.read()).WhichOneof("response") == "chunk"
+        calls = {}
+        for uid, name in enumerate(("a-1", "a-10"), start=1):
+            calls[name] = stub.Generate(request([1, 2], request_id=name))
+            await until(lambda uid=uid: len(engine.submits) == uid)
+            engine.admit(uid)
+            engine.output(uid, 7)
+            assert (await calls[name].read()).WhichOneof("response") == "chunk"
         assert (await stub.Abort(pb.AbortRequest(request_id="a-1"))).success
-        ended = await _last(calls["a-1"])
-        assert ended.complete.finish_reason == "abort"
-        await until(lambda: len(slow.requests) == 1)
+        ended = await calls["a-1"].read()
+        assert (ended.complete.finish_reason, list(ended.complete.output_ids)) == ("abort", [7])
+        assert await calls["a-1"].read() is grpc.aio.EOF
+        assert engine.aborted_uids == [1]
         assert (await stub.Abort(pb.AbortRequest(request_id="a-1"))).success, "known no longer: no error"
         assert (await stub.Abort(pb.AbortRequest(request_id="never"))).success
+        assert engine.aborted_uids == [1]
         calls["a-10"].cancel()
-        await until(lambda: not len(slow.requests))
+        await until(lambda: engine.aborted_uids == [1, 2])
 
 
-async def _last(call: Any) -> Any:
-    last = None
-    while (response := await call.read()) is not grpc.aio.EOF:
-        last = response
-    return last
-
-
-async def test_requests_in_the_queue_and_with_one_id_are_aborted_too(slow: Worker) -> None:
+async def test_requests_in_the_queue_and_with_one_id_are_aborted_too(played: Worker, engine: FakeEngine) -> None:
     """Behaviour 5."""
-    async with open_channel(slow.address) as channel:
+    async with open_channel(played.address) as channel:
         stub = sglang_scheduler_pb2_grpc.SglangSchedulerStub(channel)
-        calls = [
-            stub.Generate(request([1, 2, number], request_id="same", max_new_tokens=60_000, ignore_eos=True))
-            for number in range(4)
-        ]
-        lasts = [asyncio.create_task(_last(call)) for call in calls]
-        await until(lambda: len(slow.requests) == 4)
+        calls = [stub.Generate(request([1, 2], request_id="same")) for _ in range(4)]
+        await until(lambda: len(engine.submits) == 4)
+        engine.admit(1)
         await stub.Abort(pb.AbortRequest(request_id="same"))
-        assert Counter([(await last).complete.finish_reason for last in lasts]) == {"abort": 4}
+        assert [(await call.read()).complete.finish_reason for call in calls] == ["abort"] * 4
 
 
-async def test_a_cancelled_call_ends_its_request(slow: Worker) -> None:
-    async with open_channel(slow.address) as channel:
-        stub = sglang_scheduler_pb2_grpc.SglangSchedulerStub(channel)
-        call = stub.Generate(request([1, 2], stream=False, max_new_tokens=60_000, ignore_eos=True))
-        waiting = asyncio.create_task(_last(call))
-        await until(lambda: len(slow.requests) == 1)
+async def test_a_cancelled_call_ends_its_request(played: Worker, engine: FakeEngine) -> None:
+    async with open_channel(played.address) as channel:
+        call = sglang_scheduler_pb2_grpc.SglangSchedulerStub(channel).Generate(request([1, 2], stream=False))
+        await until(lambda: len(engine.submits) == 1)
+        engine.admit(1)
+        engine.output(1, 7)
         call.cancel()
-        await asyncio.wait([waiting])
-        assert waiting.cancelled() or waiting.exception() is not None
-        await until(lambda: not len(slow.requests))
+        await until(lambda: engine.aborted_uids == [1])
 
 
 @pytest.mark.parametrize(
