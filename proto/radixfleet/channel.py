@@ -29,6 +29,7 @@ from radixfleet.grpc_guard import GuardInterceptor
 from radixfleet.guard import Guard
 from radixfleet.interceptor import ErrorInterceptor
 from radixfleet.keyed_channel import KeyedChannel
+from radixfleet.renewed_channel import RenewedChannel
 from radixfleet.tls import ServerTls
 
 MAX_MESSAGE_BYTES = 64 * 1024**2
@@ -144,10 +145,12 @@ def open_channel(target: str | Endpoint, *, max_message_bytes: int = MAX_MESSAGE
     """
     endpoint = as_endpoint(target)
     options = client_options(max_message_bytes=max_message_bytes)
+    channel: grpc.aio.Channel
     if endpoint.tls is None:
         channel = grpc.aio.insecure_channel(endpoint.address, options=options)
     else:
-        channel = grpc.aio.secure_channel(
-            endpoint.address, endpoint.tls.credentials(), options=[*options, *endpoint.tls.options()]
+        secured = [*options, *endpoint.tls.options()]
+        channel = RenewedChannel(
+            endpoint.tls.watch(), lambda with_: grpc.aio.secure_channel(endpoint.address, with_, options=secured)
         )
     return channel if endpoint.key is None else KeyedChannel(channel, endpoint.shown_key)

@@ -2,7 +2,7 @@
 
 A server reads its files again when they change, for each connection that is opened from then on: gRPC asks before each
 handshake, and an `ssl.SSLContext` is exchanged in its SNI callback, which runs at the beginning of each. gRPC in Python
-cannot exchange the certificate of a channel, so one who dials uses new files with the next channel that is opened.
+cannot exchange the certificate of a channel, so one who dials opens another one (`renewed_channel`).
 
 Files are judged by Python's ssl first: gRPC says of a wrong key only that handshakes fail.
 """
@@ -45,16 +45,15 @@ class ClientTls:
         check_pair(cert, key)
         return grpc.ssl_channel_credentials(roots, read_file(key), read_file(cert))
 
+    def watch(self, clock: Clock | None = None) -> Watched[grpc.ChannelCredentials]:
+        """The credentials, made again when the files change. Raises UnusableFile."""
+        files = (self.ca, self.cert, self.key)
+        paths = [Path(file) for file in files if file is not None and str(file) != SYSTEM_CAS]
+        return Watched(paths, self.credentials, clock)
+
     def options(self) -> list[tuple[str, str]]:
         """Options of the channel."""
         return [] if self.peer_name is None else [("grpc.ssl_target_name_override", self.peer_name)]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """All that are read."""
-        return tuple(
-            Path(file) for file in (self.ca, self.cert, self.key) if file is not None and str(file) != SYSTEM_CAS
-        )
 
     def _roots(self) -> bytes:
         if str(self.ca) != SYSTEM_CAS:

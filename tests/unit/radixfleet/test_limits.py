@@ -1,0 +1,79 @@
+"""What one client may ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from radixfleet.clock import ManualClock
+from radixfleet.errors import Overloaded
+from radixfleet.limits import ClientLimits
+
+
+def visits(limits: ClientLimits, client: str, times: int) -> int:
+    """How many of `times` requests were let in, one after the other."""
+    admitted = 0
+    for _ in range(times):
+        try:
+            with limits.visit(client):
+                admitted += 1
+        except Overloaded:
+            pass
+    return admitted
+
+
+def test_the_bucket_holds_two_seconds_worth_and_gains_the_rate() -> None:
+    clock = ManualClock()
+    limits = ClientLimits(clock, max_requests_per_s=5)
+    assert visits(limits, "a", 100) == 10
+    clock.advance(1.0)
+    assert visits(limits, "a", 100) == 5
+    assert visits(limits, "b", 100) == 10  # clients do not share
+
+
+def test_who_is_refused_learns_when_to_come_again() -> None:
+    clock = ManualClock()
+    limits = ClientLimits(clock, max_requests_per_s=0.5)
+    assert visits(limits, "a", 2) == 1
+    with pytest.raises(Overloaded, match=r"0\.5 requests a second: try again in 2 s") as caught, limits.visit("a"):
+        pass
+    assert caught.value.retry_after_s == pytest.approx(2.0)
+    clock.advance(2.0)
+    assert visits(limits, "a", 2) == 1
+
+
+def test_open_requests_are_counted_until_they_end_however_they_end() -> None:
+    limits = ClientLimits(ManualClock(), max_open_requests=2)
+    with limits.visit("a"):
+        with pytest.raises(KeyError), limits.visit("a"):
+            raise KeyError("fails")
+        with limits.visit("a"), pytest.raises(Overloaded) as caught, limits.visit("a"):
+            pass
+        assert caught.value.retry_after_s
+    assert visits(limits, "a", 5) == 5
+
+
+def test_a_request_that_is_refused_for_being_one_too_many_takes_nothing_from_the_rate() -> None:
+    clock = ManualClock()
+    limits = ClientLimits(clock, max_requests_per_s=1, max_open_requests=1)
+    with limits.visit("a"):
+        assert visits(limits, "a", 50) == 0
+    assert visits(limits, "a", 50) == 1
+
+
+def test_idle_clients_are_forgotten() -> None:
+    clock = ManualClock()
+    limits = ClientLimits(clock, max_requests_per_s=1000, max_open_requests=5)
+    with limits.visit("open"):
+        for number in range(3000):
+            clock.advance(0.01)
+            assert visits(limits, f"c{number}", 1) == 1
+        assert len(limits) < 1200
+        # The one that is open is remembered through all of it.
+        assert visits(limits, "open", 1) == 1
+    assert visits(limits, "open", 1) == 1
+
+
+def test_without_limits_nothing_is_remembered() -> None:
+    limits = ClientLimits(ManualClock())
+    assert visits(limits, "a", 10) == 10
+    assert len(limits) == 0
