@@ -33,6 +33,7 @@ FAILED, USAGE, UNREACHABLE, REFUSED, INTERRUPTED = 1, 2, 3, 4, 130
 COMMANDS: Mapping[str, str] = {
     "demo": "Start a router and two workers, chat with them, show what the cache did, stop.",
     "up": "Run a fleet on this machine: a router and workers.",
+    "fleet": "Run a fleet on a Ray cluster, from a file.",
     "chat": "Talk to a model; the answer streams, and every turn shows what came from the cache.",
     "generate": "Generate one completion for a prompt.",
     "explain": "Show where a prompt would go, and why, without sending it.",

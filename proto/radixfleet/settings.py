@@ -144,8 +144,19 @@ def load(
                 origin = f"{prefix}{name}".upper()
             else:
                 origin = f"{name} in {config_file}" if name in file_values else name
-            lines.append(f"{origin} {_complaint(fault)}" if name else _complaint(fault))
+            lines.append(f"{origin} {complaint(fault)}" if name else complaint(fault))
         raise SettingsError("\n".join(lines)) from None
+
+
+def check(cls: type[SettingsT], values: Mapping[str, Any], origin: str) -> SettingsT:
+    """Settings from `values` alone, whatever the environment says. Raises SettingsError, whose lines name `origin`."""
+    faults = _unknown_keys(cls, values, origin)
+    try:
+        if not faults:
+            return cls(**values)
+    except ValidationError as error:
+        faults = [f"{' '.join(map(str, fault['loc']))} in {origin} {complaint(fault)}" for fault in error.errors()]
+    raise SettingsError("\n".join(faults))
 
 
 def option_name(field_name: str) -> str:
@@ -253,7 +264,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _unknown_keys(cls: type[ProcessSettings], values: Mapping[str, Any], origin: str) -> list[str]:
     return [
-        f"unknown setting {name} in {origin}{_nearest(name, list(cls.model_fields))}"
+        f"unknown setting {name} in {origin}{nearest(name, list(cls.model_fields))}"
         for name in values
         if name not in cls.model_fields
     ]
@@ -266,10 +277,11 @@ def _unknown_variables(cls: type[ProcessSettings], prefix: str) -> list[str]:
         for name in sorted(os.environ)
         if prefix and name.startswith(prefix) and name[len(prefix) :] not in known
     ]
-    return [f"unknown environment variable {prefix}{name}{_nearest(name, known, prefix)}" for name in strangers]
+    return [f"unknown environment variable {prefix}{name}{nearest(name, known, prefix)}" for name in strangers]
 
 
-def _nearest(name: str, known: list[str], prefix: str = "") -> str:
+def nearest(name: str, known: list[str], prefix: str = "") -> str:
+    """For the end of a complaint about an unknown name: "; did you mean ...?", or nothing."""
     matches = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(prefix + match for match in matches)}?" if matches else ""
 
@@ -293,7 +305,7 @@ _COMPLAINTS: dict[str, str] = {
 }
 
 
-def _complaint(fault: ErrorDetails) -> str:
+def complaint(fault: ErrorDetails) -> str:
     """What is wrong, in words that follow the setting's name."""
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])

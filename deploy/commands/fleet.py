@@ -1,0 +1,275 @@
+"""`radixfleet fleet`: a fleet on a Ray cluster, from a file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+
+from deploy.fleet.spec import EXAMPLE, read_spec
+from deploy.options import json_option
+from deploy.progress import Progress
+
+_FAILED = 1
+_POLL_S = 0.5
+_SUPERVISOR = "supervisor"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Settled = Callable[[dict[str, Any]], bool]
+
+
+def _address_option(command: Command) -> Command:
+    return click.option(
+        "--address",
+        default="auto",
+        show_default="the cluster that this machine belongs to",
+        envvar="RAY_ADDRESS",
+        show_envvar=True,
+        metavar="HOST:PORT",
+        help="Head of the Ray cluster; this machine must be one of its nodes.",
+    )(command)
+
+
+def _wait_options(command: Command) -> Command:
+    command = click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is done.")(command)
+    return click.option(
+        "--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="... so many s."
+    )(command)
+
+
+@click.group()
+def fleet() -> None:
+    """Run a fleet on a Ray cluster: routers, and workers for each model, as a file says.
+
+    \b
+    radixfleet fleet init > fleet.yaml                        # an example with all keys, to be changed
+    ray start --head --resources='{"worker_slot": 2}'         # or `ray up`: see deploy/clusters
+    radixfleet fleet apply fleet.yaml
+    radixfleet fleet status
+    radixfleet fleet scale demo 2
+    radixfleet fleet down
+
+    All commands run on a node of the cluster (`ray exec cluster.yaml 'radixfleet fleet status'`).
+    """
+
+
+@fleet.command()
+def init() -> None:
+    """Print an example of fleet.yaml, with a comment on every key."""
+    click.echo(EXAMPLE, nl=False)
+
+
+@fleet.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_wait_options
+@_address_option
+def apply(file: Path, address: str, timeout_s: float, *, wait: bool) -> int:
+    """Make the fleet what FILE says: start, scale, or replace what differs, drained first.
+
+    \b
+    radixfleet fleet apply fleet.yaml
+    radixfleet fleet apply fleet.yaml --no-wait       # return at once; the supervisor goes on
+    """
+    read_spec(file)
+    from deploy.fleet.cluster import Cluster, connected
+
+    console = Console(stderr=True, highlight=False)
+    with Progress(console) as progress:
+        progress("joining the Ray cluster")
+        with connected(address):
+            cluster = Cluster()
+            cluster.start_supervisor()
+            progress("telling the supervisor")
+            cluster.order("apply", file.read_text(encoding="utf-8"))
+            if not wait:
+                console.print("the supervisor knows; watch it: radixfleet fleet status")
+                return 0
+            settled = _await(cluster, progress, timeout_s, lambda status: bool(status["settled"]))
+            status = cluster.status()
+        progress.pause()
+        _print(status)
+        if not settled:
+            return _late(console, status, timeout_s)
+        if status["routers"]:
+            console.print(f"try     radixfleet chat --endpoint {status['routers'][0]}")
+    return 0
+
+
+@fleet.command()
+@json_option
+@_address_option
+def status(address: str, *, as_json: bool) -> None:
+    """Show models, routers and workers: what is wanted, and how each one is.
+
+    \b
+    radixfleet fleet status
+    radixfleet fleet status --json | jq '.members[] | {name, phase, address}'
+    """
+    from deploy.fleet.cluster import Cluster, connected
+
+    with connected(address):
+        found = Cluster().status()
+    if as_json:
+        click.echo(json.dumps(found))
+    else:
+        _print(found)
+
+
+@fleet.command()
+@click.argument("model")
+@click.argument("workers", metavar="N|MIN-MAX")
+@_wait_options
+@_address_option
+def scale(model: str, workers: str, address: str, timeout_s: float, *, wait: bool) -> int:
+    """Have N workers for MODEL, or between MIN and MAX as its load asks for. Holds until the next `apply`.
+
+    \b
+    radixfleet fleet scale demo 4
+    radixfleet fleet scale demo 2-8
+    """
+    low, _, high = workers.partition("-")
+    if not low.isdecimal() or not (high or low).isdecimal():
+        raise click.UsageError(f"write a number of workers, or MIN-MAX; got {workers!r}")
+    return _order(address, wait, timeout_s, "scale", model, int(low), int(high or low))
+
+
+@fleet.command()
+@click.argument("names", metavar="WORKER...", nargs=-1)
+@click.option("--node", metavar="NODE", help="Every worker of this node (its address or id), and start none there.")
+@click.option("--undo", is_flag=True, help="With --node: workers may start there again.")
+@_wait_options
+@_address_option
+def drain(names: tuple[str, ...], node: str | None, address: str, timeout_s: float, *, undo: bool, wait: bool) -> int:
+    """End workers without losing a request: nothing new goes there, and what runs may finish.
+
+    Others take their place, as long as the fleet is to have as many: `scale` it down first if it is not.
+
+    \b
+    radixfleet fleet drain demo-1
+    radixfleet fleet drain --node 10.0.0.7            # before the machine is taken away
+    radixfleet fleet drain --node 10.0.0.7 --undo
+    """
+    if bool(names) == bool(node) or (undo and not node):
+        raise click.UsageError("name workers, or one --node")
+    if node is None:
+        return _order(address, wait, timeout_s, "drain", list(names))
+    from deploy.fleet.cluster import Cluster, connected
+
+    with connected(address):
+        node_id = Cluster().node_id(node)
+    return _order(address, wait, timeout_s, "cordon", node_id, undo=undo)
+
+
+@fleet.command()
+@click.argument("names", metavar="MEMBER...", nargs=-1, required=True)
+@_wait_options
+@_address_option
+def restart(names: tuple[str, ...], address: str, timeout_s: float, *, wait: bool) -> int:
+    """Start workers or routers again, drained first; `supervisor` names the supervisor, which no request needs.
+
+    \b
+    radixfleet fleet restart demo-0 router-0
+    radixfleet fleet restart supervisor               # after an upgrade
+    """
+    members = [name for name in names if name != _SUPERVISOR]
+    if _SUPERVISOR in names:
+        from deploy.fleet.cluster import Cluster, connected
+
+        with connected(address):
+            Cluster().restart_supervisor()
+            if not members:
+                return 0
+    return _order(address, wait, timeout_s, "restart", members)
+
+
+@fleet.command()
+@click.option("--now", is_flag=True, help="Do not drain: what runs is cut.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Wait so many s."
+)
+@_address_option
+def down(address: str, timeout_s: float, *, now: bool) -> int:
+    """End the fleet: workers are drained, then routers; then the supervisor goes. The Ray cluster stays up."""
+    from deploy.fleet.cluster import Cluster, connected
+
+    console = Console(stderr=True, highlight=False)
+    with Progress(console) as progress:
+        progress("joining the Ray cluster")
+        with connected(address):
+            cluster = Cluster()
+            cluster.order("down", drain=not now)
+            if not _await(cluster, progress, timeout_s, lambda status: not status["members"]):
+                return _late(console, cluster.status(), timeout_s)
+            cluster.stop_supervisor()
+    console.print("the fleet is down")
+    return 0
+
+
+def _order(address: str, wait: bool, timeout_s: float, method: str, *arguments: object, **options: object) -> int:  # noqa: FBT001  an option, passed on
+    """Give an order and wait until the fleet is what is wanted again."""
+    from deploy.fleet.cluster import Cluster, connected
+
+    console = Console(stderr=True, highlight=False)
+    with Progress(console) as progress:
+        progress("joining the Ray cluster")
+        with connected(address):
+            cluster = Cluster()
+            cluster.order(method, *arguments, **options)
+            if not wait or _await(cluster, progress, timeout_s, _is_done):
+                return 0
+            return _late(console, cluster.status(), timeout_s)
+
+
+def _is_done(status: dict[str, Any]) -> bool:
+    return bool(status["settled"]) and not any(each["leaving"] or each["restarting"] for each in status["members"])
+
+
+def _await(cluster: Any, progress: Progress, timeout_s: float, is_done: Settled) -> bool:
+    """Show what the fleet is doing until it is done. False: not in time."""
+    deadline_s = time.monotonic() + timeout_s
+    told: set[str] = set()
+    while True:
+        status = cluster.status()
+        if is_done(status):
+            return True
+        for member in status["members"]:
+            trouble = f"{member['name']}: {member['message']}\n"
+            if member["message"] and trouble not in told:
+                told.add(trouble)
+                progress(trouble)
+        if time.monotonic() >= deadline_s:
+            return False
+        progress(_summary(status))
+        time.sleep(_POLL_S)
+
+
+def _summary(status: dict[str, Any]) -> str:
+    models = [f"{name}: {each['serving']} of {each['wanted']} serve" for name, each in status["models"].items()]
+    busy: Sequence[str] = [
+        f"{each['name']} {each['phase']}" for each in status["members"] if each["phase"] != "serving"
+    ]
+    return "; ".join([*models, ", ".join(busy)] if busy else models) or "ending"
+
+
+def _late(console: Console, status: dict[str, Any], timeout_s: float) -> int:
+    console.print(f"not done after {timeout_s:.0f} s; the supervisor goes on: radixfleet fleet status", style="yellow")
+    for member in status["members"]:
+        if member["message"]:
+            console.print(f"{member['name']}: {member['message']}", markup=False, soft_wrap=True)
+    return _FAILED
+
+
+def _print(status: dict[str, Any]) -> None:
+    from deploy.fleet.tables import members_table, models_table, notes
+
+    console = Console(highlight=False)
+    console.print(models_table(status))
+    console.print()
+    console.print(members_table(status))
+    for note in notes(status):
+        console.print(f"\n[yellow]{note}[/yellow]", soft_wrap=True)

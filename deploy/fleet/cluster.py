@@ -1,0 +1,130 @@
+"""The fleet's supervisor as the `radixfleet fleet` commands reach it, from any node of the Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+
+from deploy.fleet.ray_hosting import NAMESPACE, SUPERVISOR
+from deploy.fleet.spec import HEAD
+from deploy.fleet.supervisor import Supervisor
+from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
+
+_ORDER_S = 30.0
+_RETRY_S = 0.5
+
+Status = dict[str, Any]
+
+
+@contextmanager
+def connected(address: str) -> Iterator[None]:
+    """Joins the Ray cluster while the block lasts. `address`: host:port of its head, or "auto": this machine's.
+
+    Raises Unavailable.
+    """
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
+        raise Unavailable(
+            f"no Ray cluster is reached at {address}: {_first_line(error)}. Start one on this machine: "
+            "ray start --head --resources='{\"worker_slot\": 2}'"
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Cluster:
+    """Orders and questions to the supervisor. Use inside `connected`. Blocks; not for an event loop."""
+
+    def start_supervisor(self) -> None:
+        """Have one, if there is none yet."""
+        actor = ray.remote(Supervisor).options(
+            name=SUPERVISOR,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            resources={HEAD: 0.001},
+            get_if_exists=True,
+        )
+        actor.remote()
+
+    def stop_supervisor(self) -> None:
+        """It must have no fleet any more."""
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(SUPERVISOR, NAMESPACE), no_restart=True)
+
+    def restart_supervisor(self) -> None:
+        """A new process, which goes on from the books. Raises Unavailable."""
+        ray.kill(self._supervisor(), no_restart=False)
+
+    def status(self) -> Status:
+        """See `deploy.fleet.status.describe`; with the nodes of the cluster. Raises RadixfleetError."""
+        status: Status = self.order("status")
+        return {**status, "nodes": [_node(node, status) for node in ray.nodes()]}
+
+    def order(self, method: str, *arguments: object, **options: object) -> Any:
+        """One call of the supervisor. Waits while it is being restarted. Raises RadixfleetError."""
+        deadline_s = time.monotonic() + _ORDER_S
+        while True:
+            left_s = max(0.1, deadline_s - time.monotonic())
+            try:
+                return ray.get(getattr(self._supervisor(), method).remote(*arguments, **options), timeout=left_s)
+            except ActorUnavailableError as error:
+                if time.monotonic() > deadline_s:
+                    raise Unavailable(f"the supervisor is being restarted: {_first_line(error)}") from error
+                time.sleep(_RETRY_S)
+            except GetTimeoutError as error:
+                raise DeadlineExceeded(f"the supervisor did not answer within {_ORDER_S:.0f} s: {_why()}") from error
+            except RayTaskError as error:
+                if isinstance(error.cause, RadixfleetError):
+                    raise error.cause from error
+                raise
+
+    def node_id(self, name: str) -> str:
+        """Of a node, by the beginning of its id or by its address. Raises Unavailable."""
+        found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _is_called(node, name)]
+        if len(found) != 1:
+            names = ", ".join(f"{node['NodeID'][:12]} ({node['NodeManagerAddress']})" for node in ray.nodes())
+            raise Unavailable(f"{len(found)} nodes are called {name!r}; there are: {names}")
+        return str(found[0])
+
+    def _supervisor(self) -> Any:
+        try:
+            return ray.get_actor(SUPERVISOR, NAMESPACE)
+        except ValueError:
+            raise Unavailable("no fleet runs on this cluster; start one: radixfleet fleet apply fleet.yaml") from None
+
+
+def _is_called(node: dict[str, Any], name: str) -> bool:
+    return bool(name) and (str(node["NodeID"]).startswith(name) or node["NodeManagerAddress"] == name)
+
+
+def _node(node: dict[str, Any], status: Status) -> dict[str, Any]:
+    members: Sequence[dict[str, Any]] = status["members"]
+    return {
+        "id": node["NodeID"],
+        "address": node["NodeManagerAddress"],
+        "alive": node["Alive"],
+        "cordoned": node["NodeID"] in status["cordoned_nodes"],
+        "resources": {name: value for name, value in node["Resources"].items() if not name.startswith("node:")},
+        "members": [member["name"] for member in members if member["node_id"] == node["NodeID"]],
+    }
+
+
+def _why() -> str:
+    if any(HEAD in node["Resources"] for node in ray.nodes() if node["Alive"]):
+        return "look for `supervisor` in Ray's logs"
+    return "the cluster has no head node"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).strip().rstrip(".")

@@ -1,0 +1,307 @@
+"""The fleet's control loop: sees, decides, acts, about once a second. Knows nothing of Ray: see `Hosting`.
+
+Everything runs on one event loop. Orders (apply, scale, drain, restart, down) only change the books; the loop does the
+rest, so an order that was given is carried out whatever happens to the supervisor afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import structlog
+
+from deploy.fleet import status
+from deploy.fleet.books import Books, Record, Store, load_books, save_books
+from deploy.fleet.reconcile import Action, Drain, Member, Remove, Restart, Start, reconcile
+from deploy.fleet.scaling import Limits, Scaling, WorkerLoad
+from deploy.fleet.spec import ROUTER_GROUP, FleetSpec, Resources, parse_spec
+from deploy.fleet.watch import Watch
+from radixfleet.clock import Clock
+from radixfleet.errors import InvalidRequest, UnknownWorker
+from radixfleet.membership import MemberReport
+
+PERIOD_S = 1.0
+
+_log = structlog.get_logger("radixfleet.supervisor")
+
+
+class Hosting(Protocol):
+    """Where members live."""
+
+    async def names(self) -> set[str]:
+        """Of all members there are, whoever made them."""
+        ...
+
+    async def start(
+        self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Resources, avoid: Sequence[str]
+    ) -> None:
+        """Make a member; it may have to wait for a place. `avoid`: nodes on which it must not be."""
+        ...
+
+    async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
+        """How it is. `routers`: where all routers are; None: not known now. Raises MemberGone and MemberLost."""
+        ...
+
+    async def drain(self, name: str) -> None:
+        """Have it take no new requests. One that cannot be told is drained by its end."""
+        ...
+
+    async def end(self, name: str, *, again: bool) -> None:
+        """End it, in order if it answers, else at once; `again`: it starts anew. Returns when it has been done."""
+        ...
+
+
+class Control:
+    """Use `run` once; the other methods are orders and questions."""
+
+    def __init__(self, hosting: Hosting, store: Store, clock: Clock, period_s: float = PERIOD_S) -> None:
+        self._hosting = hosting
+        self._store = store
+        self._clock = clock
+        self._period_s = period_s
+        self._books = Books()
+        self._spec: FleetSpec | None = None
+        self._scaling: dict[str, Scaling] = {}
+        self._watches: dict[str, Watch] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """Watching."""
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._loaded = asyncio.Event()
+
+    # The loop.
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._books = await asyncio.to_thread(load_books, self._store)
+        self._spec = self._books.spec()
+        self._scaling = {model: Scaling(count) for model, count in self._books.counts.items()}
+        for name in self._books.members:
+            self._follow(self._new_watch(name))
+        for name in await self._hosting.names() - self._books.members.keys():
+            _log.warning("ending a member that nobody wanted", member=name)
+            await self._hosting.end(name, again=False)
+        self._loaded.set()
+        while True:
+            await self._turn()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(self._period_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _turn(self) -> None:
+        self._scale_by_load()
+        for action in reconcile(self._books.wanted(self._spec), self._members()):
+            _log.info("action", what=type(action).__name__.lower(), member=action.name, why=getattr(action, "why", ""))
+            await self._take(action)
+
+    def _members(self) -> list[Member]:
+        return [
+            self._watches[name].member(record.group, record.revision, busy=name in self._ending)
+            for name, record in self._books.members.items()
+        ]
+
+    async def _take(self, action: Action) -> None:
+        match action:
+            case Start(name, group):
+                await self._start(name, group)
+            case Drain(name):
+                if name not in self._books.restarting:
+                    self._books.leaving.add(name)
+                    await self._save()
+                await self._hosting.drain(name)
+            case Remove(name):
+                self._ending[name] = asyncio.create_task(self._remove(name), name=f"remove {name}")
+            case Restart(name):
+                self._ending[name] = asyncio.create_task(self._restart(name), name=f"restart {name}")
+
+    async def _start(self, name: str, group: str) -> None:
+        if self._spec is None:  # the fleet goes down
+            return
+        router = group == ROUTER_GROUP
+        index = int(name.rpartition("-")[2])
+        settings = self._spec.router_settings(index) if router else self._spec.worker_settings(group)
+        resources = self._spec.routers.resources if router else self._spec.models[group].needs
+        self._books.members[name] = Record(group, self._spec.revision(group))
+        watch = self._new_watch(name)
+        await self._save()
+        avoid = sorted(self._books.cordoned)
+        await self._hosting.start(name, router=router, settings=settings, resources=resources, avoid=avoid)
+        self._follow(watch)
+
+    async def _remove(self, name: str) -> None:
+        try:
+            await self._hosting.end(name, again=False)
+            self._tasks.pop(name).cancel()
+            del self._watches[name]
+            self._books.forget(name)
+            await self._save()
+        finally:
+            del self._ending[name]
+            self._changed.set()
+
+    async def _restart(self, name: str) -> None:
+        try:
+            await self._hosting.end(name, again=True)
+            self._books.restarting.discard(name)
+            await self._save()
+            last = self._watches[name]
+            self._tasks.pop(name).cancel()
+            watch = self._new_watch(name)
+            watch.failures, watch.failure = last.failures, last.failure
+            self._follow(watch)
+        finally:
+            del self._ending[name]
+            self._changed.set()
+
+    def _new_watch(self, name: str) -> Watch:
+        watch = Watch(name, lambda: self._hosting.report(name, self.router_addresses()), self._clock, self._period_s)
+        self._watches[name] = watch
+        return watch
+
+    def _follow(self, watch: Watch) -> None:
+        self._tasks[watch.name] = asyncio.create_task(watch.follow(), name=f"watch {watch.name}")
+
+    def router_addresses(self) -> list[str] | None:
+        """Where the routers are; None while that of one is not known, so that no worker leaves it for that reason."""
+        addresses = []
+        for name, record in self._books.members.items():
+            if record.group == ROUTER_GROUP:
+                report = self._watches[name].report
+                if report is None or not report.address:
+                    return None
+                addresses.append(report.address)
+        return addresses
+
+    async def _save(self) -> None:
+        await asyncio.to_thread(save_books, self._store, self._books)
+
+    # Scaling.
+
+    def _scale_by_load(self) -> None:
+        if self._spec is None:
+            return
+        queued = self.queued()
+        for model, parts in self._spec.models.items():
+            low, high = self._books.bounds[model]
+            limits = Limits(low, high, parts.scaling.up_after_s, parts.scaling.down_after_s)
+            count = self._scaling[model].decide(self._clock.now(), limits, queued.get(model, 0), self._loads(model))
+            if count != self._books.counts[model]:
+                _log.info("scaling", model=model, workers=count, before=self._books.counts[model])
+                self._books.counts[model] = count
+
+    def queued(self) -> dict[str, int]:
+        """Requests that wait in routers, by model."""
+        total: dict[str, int] = {}
+        for name, record in self._books.members.items():
+            report = self._watches[name].report
+            if record.group == ROUTER_GROUP and report is not None:
+                for model, number in report.queued.items():
+                    total[model] = total.get(model, 0) + number
+        return total
+
+    def _loads(self, model: str) -> list[WorkerLoad]:
+        loads = []
+        for name, record in self._books.members.items():
+            watch = self._watches[name]
+            report = watch.report
+            if record.group != model or watch.phase() != "serving" or report is None or name in self._ending:
+                continue
+            if report.load is None or report.capacity is None:
+                continue
+            loads.append(
+                WorkerLoad(
+                    report.load.running_requests,
+                    report.load.waiting_requests,
+                    report.capacity.max_running_requests,
+                    report.load.kv_protected_tokens / max(1, report.capacity.kv_tokens),
+                )
+            )
+        return loads
+
+    # Orders.
+
+    async def apply(self, text: str) -> None:
+        """Want what a fleet.yaml says. Raises SettingsError."""
+        await self._loaded.wait()
+        spec = parse_spec(text)
+        self._spec = spec
+        books = self._books
+        books.spec_text = text
+        books.bounds = {model: (parts.workers.min, parts.workers.max) for model, parts in spec.models.items()}
+        books.counts = {
+            model: min(max(books.counts.get(model, 0), low), high) for model, (low, high) in books.bounds.items()
+        }
+        self._scaling = {model: Scaling(count) for model, count in books.counts.items()}
+        await self._ordered()
+
+    async def scale(self, model: str, low: int, high: int) -> None:
+        """Other bounds for a model, until the next `apply`. Raises InvalidRequest."""
+        await self._loaded.wait()
+        if model not in self._books.bounds:
+            raise InvalidRequest(f"no model is called {model!r}: there are {', '.join(self._books.bounds) or 'none'}")
+        if not 0 <= low <= high or (high and not low):
+            raise InvalidRequest(f"must be a number of workers, or 1 <= min <= max; got {low} and {high}")
+        self._books.bounds[model] = (low, high)
+        await self._ordered()
+
+    async def drain(self, names: Sequence[str]) -> None:
+        """Members leave for good; the fleet replaces them. Raises UnknownWorker."""
+        await self._known(names)
+        self._books.leaving.update(names)
+        await self._ordered()
+
+    async def restart(self, names: Sequence[str]) -> None:
+        """Members are drained and start again. Raises UnknownWorker."""
+        await self._known(names)
+        self._books.restarting.update(names)
+        await self._ordered()
+
+    async def cordon(self, node_id: str, *, undo: bool) -> list[str]:
+        """Nothing starts on a node any more, and the workers there leave; or `undo`. Returns who leaves."""
+        await self._loaded.wait()
+        if undo:
+            self._books.cordoned.discard(node_id)
+            names = []
+        else:
+            self._books.cordoned.add(node_id)
+            names = [name for name in self._books.members if self._is_worker_on(name, node_id)]
+            self._books.leaving.update(names)
+        await self._ordered()
+        return names
+
+    async def down(self, *, drain: bool) -> None:
+        """Want no fleet: workers leave, then routers. Without `drain` all at once."""
+        await self._loaded.wait()
+        self._books.spec_text = ""
+        self._spec = None
+        self._books.bounds, self._books.counts, self._books.cordoned = {}, {}, set()
+        await self._ordered()
+        if not drain:
+            names = [name for name in self._books.members if name not in self._ending]
+            for name in names:
+                await self._take(Remove(name, "the fleet is taken down at once"))
+
+    async def status(self) -> dict[str, Any]:
+        """For people and programs: see `deploy.fleet.status`."""
+        await self._loaded.wait()
+        return status.describe(self._books, self._watches, self._spec, self.queued())
+
+    def _is_worker_on(self, name: str, node_id: str) -> bool:
+        report = self._watches[name].report
+        return self._books.members[name].group != ROUTER_GROUP and report is not None and report.node_id == node_id
+
+    async def _known(self, names: Sequence[str]) -> None:
+        await self._loaded.wait()
+        unknown = [name for name in names if name not in self._books.members]
+        if unknown:
+            known = ", ".join(sorted(self._books.members)) or "none"
+            raise UnknownWorker(f"no member is called {unknown[0]!r}; there are: {known}")
+
+    async def _ordered(self) -> None:
+        await self._save()
+        self._changed.set()

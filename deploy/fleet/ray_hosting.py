@@ -1,0 +1,124 @@
+"""Members as Ray's actors, and the books in its key-value store. All calls into Ray that block run in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import ray
+import structlog
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.experimental import internal_kv
+
+from deploy.fleet.spec import SLOT, Resources
+from deploy.fleet.watch import MemberGone, MemberLost
+from radixfleet.membership import MemberReport
+from router.ray_actor import RouterActor
+from worker.ray_actor import WorkerActor
+
+NAMESPACE = "radixfleet"
+SUPERVISOR = "supervisor"
+_BOOKS_KEY = b"books"
+_END_S = 20.0
+"""How long an orderly end may take: an engine settles what is in flight, and is reaped."""
+_TELL_S = 5.0
+
+_log = structlog.get_logger("radixfleet.supervisor")
+
+
+class RayHosting:
+    """See `deploy.fleet.control.Hosting`. Actors have the names of their members, and Ray restarts them for ever."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, Any] = {}
+
+    async def names(self) -> set[str]:
+        """All named actors of our namespace but the supervisor."""
+        actors = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+        return {actor["name"] for actor in actors if actor["namespace"] == NAMESPACE} - {SUPERVISOR}
+
+    async def start(
+        self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Resources, avoid: Sequence[str]
+    ) -> None:
+        """Returns at once, whether or not there is a place."""
+        options = actor_options(name, resources, avoid)
+        if router:
+            actor = ray.remote(RouterActor).options(**options)
+            arguments: tuple[Any, ...] = (name, settings)
+        else:
+            actor = ray.remote(WorkerActor).options(**options)
+            arguments = (name, settings, resources.get(SLOT, 0.0))
+        self._handles[name] = await asyncio.to_thread(actor.remote, *arguments)
+
+    async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
+        """One actor call, which waits as long as the actor does."""
+        try:
+            handle = await self._handle(name)
+            report: MemberReport = await handle.report.remote(routers)
+        except (ActorDiedError, ValueError) as error:
+            self._handles.pop(name, None)
+            raise MemberGone(str(error)) from error
+        except RayError as error:
+            raise MemberLost(str(error)) from error
+        return report
+
+    async def drain(self, name: str) -> None:
+        """Best effort: what cannot be told is asked for again when it answers."""
+        with suppress(RayError, ValueError, TimeoutError):
+            handle = await self._handle(name)
+            async with asyncio.timeout(_TELL_S):
+                await handle.drain.remote(None)
+
+    async def end(self, name: str, *, again: bool) -> None:
+        """`ray.kill` gives an actor no time for anything, so it is asked to end first."""
+        try:
+            handle = await self._handle(name)
+        except ValueError:
+            return
+        with suppress(ActorDiedError, ActorUnavailableError, TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await handle.end.remote()
+        await asyncio.to_thread(ray.kill, handle, no_restart=not again)
+        if not again:
+            self._handles.pop(name, None)
+
+    async def _handle(self, name: str) -> Any:
+        """Raises ValueError when there is no such actor."""
+        if name not in self._handles:
+            self._handles[name] = await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+        return self._handles[name]
+
+
+def actor_options(name: str, resources: Resources, avoid: Sequence[str]) -> dict[str, Any]:
+    """Options of the actor of a member."""
+    needs = dict(resources)
+    options: dict[str, Any] = {
+        "name": name,
+        "namespace": NAMESPACE,
+        "lifetime": "detached",
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "num_cpus": needs.pop("CPU", 0),
+        "num_gpus": needs.pop("GPU", 0),
+        "scheduling_strategy": "SPREAD",
+    }
+    if "memory" in needs:
+        options["memory"] = needs.pop("memory")
+    if avoid:
+        options["label_selector"] = {"ray.io/node-id": f"!in({','.join(avoid)})"}
+    return {**options, "resources": needs}
+
+
+class RayStore:
+    """The books in the key-value store of Ray's GCS: they outlive every actor, and the head where the GCS is kept."""
+
+    def load(self) -> bytes | None:
+        """Blocks."""
+        data: bytes | None = internal_kv._internal_kv_get(_BOOKS_KEY, namespace=NAMESPACE.encode())
+        return data
+
+    def save(self, data: bytes) -> None:
+        """Blocks."""
+        internal_kv._internal_kv_put(_BOOKS_KEY, data, namespace=NAMESPACE.encode())

@@ -1,0 +1,235 @@
+"""What to do so that the fleet becomes what is wanted: a pure function of what is wanted and what is seen.
+
+Called about every second with what is seen then, so nothing here remembers anything. For each group of members that are
+alike (the routers, or the workers of one model):
+
+1. What is gone is forgotten; what is to leave is drained, then removed; what has failed is restarted, each time later.
+2. As many are started as are short. Draining members do not count: their successors need not wait for them.
+3. Of too many, those that serve nobody go first, then the idlest.
+4. Members of another revision are replaced one at a time: a new one first (`surge`), then an old one is drained. Where
+   the cluster has no room for one more, an old one makes room after PATIENCE_S.
+
+A member that serves is drained before it is removed, and but for an operator's order, and 4 without room, never while
+fewer than the group's count would serve without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from radixfleet.membership import Phase
+
+PATIENCE_S = 30.0
+"""A successor waits so long for a place before an old member makes room for it."""
+LOST_S = 30.0
+"""A member that does not answer for so long is restarted. Ray restarts what has died long before."""
+FIRST_PAUSE_S = 2.0
+LONGEST_PAUSE_S = 60.0
+
+SeenPhase: TypeAlias = Phase | Literal["pending", "lost", "gone"]
+"""Besides what members say of themselves: pending has no place in the cluster yet, lost does not answer, gone is no
+actor any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Members that are alike, as wanted."""
+
+    name: str
+    count: int
+    revision: str
+    surge: int = 1
+    """How many more than `count` there may be while members are replaced: 0 for routers, whose ports stay theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member, as seen."""
+
+    name: str
+    group: str
+    revision: str
+    phase: SeenPhase
+    phase_s: float = 0.0
+    """For how long."""
+    failures: int = 0
+    """Restarts that did not last, in a row."""
+    running_requests: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an operator has asked for, and what was decided before."""
+
+    groups: tuple[Group, ...]
+    leaving: frozenset[str] = frozenset()
+    """Members that shall go, for good."""
+    restarting: frozenset[str] = frozenset()
+    """Members that shall be drained and start again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Make a member."""
+
+    name: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Have it take no new requests. Unless it shall restart, it is leaving from now on."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """End it for good, and forget it."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """End it and have it start again, with the first arguments."""
+
+    name: str
+    why: str
+
+
+Action: TypeAlias = Start | Drain | Remove | Restart
+
+
+def reconcile(wanted: Wanted, members: Sequence[Member]) -> list[Action]:
+    """The next actions, all of which may be taken at once. None: all is well, or there is something to wait for."""
+    actions: list[Action] = []
+    groups = {group.name: group for group in wanted.groups}
+    for name in sorted(groups.keys() | {member.group for member in members}):
+        group = groups.get(name) or Group(name, 0, "")
+        actions += _reconcile_group(group, [member for member in members if member.group == name], wanted)
+    return actions
+
+
+def _reconcile_group(group: Group, members: Sequence[Member], wanted: Wanted) -> list[Action]:
+    actions: list[Action] = []
+    staying: list[Member] = []
+    for member in members:
+        action, stays = _by_itself(member, wanted)
+        actions += [action] if action else []
+        staying += [member] if stays else []
+    leaving = _surplus(group, staying)
+    actions += [_farewell(member, "the fleet has more than it shall") for member in leaving]
+    staying = [member for member in staying if member not in leaving]
+    outdated = _outdated_to_go(group, staying)
+    actions += [_farewell(member, "its settings have changed") for member in outdated]
+    staying = [member for member in staying if member not in outdated]
+    # A name is free again when its last bearer has been removed, which then is seen in the next turn.
+    taken = {member.name for member in members}
+    return actions + _starts(group, staying, taken)
+
+
+def _by_itself(member: Member, wanted: Wanted) -> tuple[Action | None, bool]:  # noqa: PLR0911  one for each case
+    """What one member needs, whatever its group needs; and whether it counts as one of the group."""
+    name, phase = member.name, member.phase
+    if phase == "gone":
+        return Remove(name, "its actor is gone"), False
+    if name in wanted.leaving:
+        if phase == "serving":
+            return Drain(name, "it shall leave"), False
+        return None if phase == "draining" else Remove(name, "it has left"), False
+    if name in wanted.restarting:
+        if phase == "serving":
+            return Drain(name, "it shall restart"), True
+        return None if phase in ("draining", "pending") else Restart(name, "it was asked for"), True
+    if phase == "draining":
+        return None, False
+    if phase == "drained":
+        return Remove(name, "it was drained"), False
+    if phase == "failed" and member.phase_s >= pause_s(member.failures):
+        return Restart(name, "it has failed"), True
+    if phase == "lost" and member.phase_s >= LOST_S:
+        return Restart(name, "it does not answer"), True
+    return None, True
+
+
+def pause_s(failures: int) -> float:
+    """How long a member that failed so many times in a row stays so before it is started again."""
+    return float(min(FIRST_PAUSE_S * 2.0 ** min(max(0, failures - 1), 10), LONGEST_PAUSE_S))
+
+
+def _surplus(group: Group, staying: Sequence[Member]) -> list[Member]:
+    """Those by which the group is too large, while none of them is about to replace another."""
+    current = [member for member in staying if member.revision == group.revision]
+    outdated = [member for member in staying if member.revision != group.revision]
+    allowed = group.count + (group.surge if outdated else 0)
+    over = max(len(staying) - allowed, len(current) - group.count)
+    if over <= 0:
+        return []
+    candidates = current if len(current) > group.count else staying
+    spare = _num_serving(staying) - group.count
+    victims: list[Member] = []
+    for member in sorted(candidates, key=lambda each: _dispensable(each, group)):
+        if len(victims) < over and (member.phase != "serving" or spare > 0):
+            victims.append(member)
+            spare -= member.phase == "serving"
+    return victims
+
+
+def _dispensable(member: Member, group: Group) -> tuple[object, ...]:
+    """Sorts first what is missed least."""
+    order = ("pending", "failed", "lost", "starting", "serving")
+    is_current = member.revision == group.revision
+    return (
+        order.index(member.phase) if member.phase in order else 0,
+        is_current,
+        member.running_requests,
+        _number(member),
+    )
+
+
+def _number(member: Member) -> int:
+    """The youngest name first."""
+    return -int(member.name.rpartition("-")[2])
+
+
+def _outdated_to_go(group: Group, staying: Sequence[Member]) -> list[Member]:
+    """Members of another revision that can be spared now."""
+    outdated = [member for member in staying if member.revision != group.revision]
+    idle = [member for member in outdated if member.phase != "serving"]
+    if idle or not outdated:
+        return idle
+    current = [member for member in staying if member.revision == group.revision]
+    no_room = any(member.phase == "pending" and member.phase_s >= PATIENCE_S for member in current)
+    needed = group.count + (0 if no_room else group.surge)
+    if _num_serving(staying) < needed:
+        return []
+    return [min(outdated, key=lambda each: (each.running_requests, each.name))]
+
+
+def _num_serving(members: Sequence[Member]) -> int:
+    return sum(member.phase == "serving" for member in members)
+
+
+def _farewell(member: Member, why: str) -> Action:
+    return Drain(member.name, why) if member.phase == "serving" else Remove(member.name, why)
+
+
+def _starts(group: Group, staying: Sequence[Member], taken: set[str]) -> list[Action]:
+    current = sum(member.revision == group.revision for member in staying)
+    allowed = group.count + (group.surge if current < len(staying) else 0)
+    starts: list[Action] = []
+    for _ in range(min(group.count - current, allowed - len(staying))):
+        name = free_name(group.name, taken)
+        taken.add(name)
+        starts.append(Start(name, group.name))
+    return starts
+
+
+def free_name(group: str, taken: set[str]) -> str:
+    """The group's name and the lowest number that is free."""
+    return next(name for number in range(len(taken) + 1) if (name := f"{group}-{number}") not in taken)

@@ -1,0 +1,78 @@
+"""The fleet's status as tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+_PENDING_S = 5.0
+
+
+def models_table(status: dict[str, Any]) -> Table:
+    """A row a model: workers wanted and serving, and its load."""
+    table = _table("model", "serving", "wanted", "bounds", "running", "queued")
+    for name, model in status["models"].items():
+        low, high = model["min"], model["max"]
+        bounds = str(low) if low == high else f"{low}-{high}"
+        numbers = (model["serving"], model["wanted"], bounds, model["running_requests"], model["queued_requests"])
+        table.add_row(escape(name), *map(str, numbers))
+    return table
+
+
+def members_table(status: dict[str, Any]) -> Table:
+    """A row a router or worker: state, address, node, load."""
+    nodes = {node["id"]: node["address"] for node in status["nodes"]}
+    table = _table("member", "state", "for", "address", "node", "running")
+    for member in status["members"]:
+        state = member["phase"] + (
+            " (restarting)" if member["restarting"] else " (leaving)" if member["leaving"] else ""
+        )
+        table.add_row(
+            escape(member["name"]),
+            state if member["current"] or member["leaving"] else f"{state} (to be replaced)",
+            _duration(member["phase_s"]),
+            member["address"],
+            nodes.get(member["node_id"], ""),
+            str(member["running_requests"]),
+        )
+    return table
+
+
+def notes(status: dict[str, Any]) -> list[str]:
+    """What an operator should know or do, a line each."""
+    lines = [f"{each['name']}: {each['message']}" for each in status["members"] if each["message"]]
+    waiting = [each for each in status["members"] if each["phase"] == "pending" and each["phase_s"] > _PENDING_S]
+    for member in waiting:
+        needs = ", ".join(f"{name}: {amount:g}" for name, amount in member["needs"].items())
+        lines.append(f"{member['name']} waits for a node that has {needs} to spare; the cluster has {_totals(status)}")
+    lines += [
+        f"node {node['address']} is cordoned: `radixfleet fleet drain --node {node['address']} --undo` ends it"
+        for node in status["nodes"]
+        if node["cordoned"] and node["alive"]
+    ]
+    return [escape(line) for line in lines]
+
+
+def _totals(status: dict[str, Any]) -> str:
+    totals: dict[str, float] = {}
+    for node in status["nodes"]:
+        for name, amount in node["resources"].items() if node["alive"] else ():
+            if "memory" not in name:
+                totals[name] = totals.get(name, 0.0) + amount
+    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(totals.items())) + " in all"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for index, column in enumerate(columns):
+        numeric = column in ("serving", "wanted", "running", "queued", "for")
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=index == 0 or column == "address")
+    return table

@@ -1,0 +1,46 @@
+"""What a member of a fleet (a router or a worker in an actor) tells its supervisor, about once a second.
+
+Nothing here is on the path of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from radixfleet.types import Capacity, Load
+
+Phase: TypeAlias = Literal["starting", "serving", "draining", "drained", "failed"]
+"""Where a member is in its life.
+
+starting  it loads, or its engine is being restarted
+serving   it takes requests
+draining  it takes no new requests and ends those that run
+drained   nothing runs any more; it may be ended
+failed    it cannot serve, and will not by itself; `MemberReport.message` says why
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """A member at one moment."""
+
+    phase: Phase
+    message: str = ""
+    """Why it failed, or what its operator should change."""
+    address: str = ""
+    """host:port of its gRPC server; empty until it listens."""
+    metrics_address: str = ""
+    """host:port of its Prometheus page."""
+    node_id: str = ""
+    """Ray's name of the machine."""
+    pids: tuple[int, ...] = ()
+    """Its processes on that machine, the member's own first."""
+    running_requests: int = 0
+    load: Load | None = None
+    """Of a worker, as its engine last reported it."""
+    capacity: Capacity | None = None
+    """Of a worker; None until it has loaded."""
+    queued: Mapping[str, int] = field(default_factory=dict)
+    """Of a router: requests that wait there for a worker, by model."""

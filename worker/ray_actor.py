@@ -1,0 +1,184 @@
+"""A worker in an actor of Ray: `worker.app` on the actor's own event loop, engine and runner as its child processes.
+
+The methods only read counters and set things going, because whatever holds up the event loop holds up every stream of
+the worker. Requests never come through the actor. When Ray restarts the actor, it begins anew with the first arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+import structlog
+
+from radixfleet.address import is_wildcard
+from radixfleet.errors import RadixfleetError
+from radixfleet.membership import MemberReport, Phase
+from radixfleet.settings import SettingsError, load
+from radixfleet.telemetry import setup_logging
+from radixfleet.types import WorkerStatus
+from worker.app import Worker, make_engine, running_worker
+from worker.config import WorkerSettings
+from worker.engine.handle import EngineHandle, EngineLoadError
+from worker.engine.process import ProcessEngine
+from worker.model.errors import ModelError
+from worker.model.sources import resolve_model
+from worker.model.tokenizer_files import load_tokenizer_spec
+
+SLOT = "worker_slot"
+"""Ray's resource of which a node without GPUs has as many as it shall run workers."""
+_CPU_MEMORY_SHARE = 0.5
+"""Of a node's memory, for all its workers together: the rest is for the system, Ray, and the processes' own needs."""
+_FOR_PEOPLE = (EngineLoadError, ModelError, RadixfleetError, SettingsError, OSError)
+_PHASES: Mapping[WorkerStatus, Phase] = {
+    WorkerStatus.LOADING: "starting",
+    WorkerStatus.SERVING: "serving",
+    WorkerStatus.DRAINING: "draining",
+    WorkerStatus.FAILED: "starting",  # its engine is restarted; it says itself when it has given up
+}
+
+_log = structlog.get_logger("radixfleet.worker")
+
+
+class WorkerActor:
+    """Made by the supervisor, which asks for a report about every second."""
+
+    def __init__(self, worker_id: str, settings: Mapping[str, Any], slots: float) -> None:
+        """`settings`: as in a settings file. `slots`: how many of the node's SLOT it takes; 0: it has a GPU."""
+        self._worker_id = worker_id
+        self._given = settings
+        self._slots = slots
+        self._routers: tuple[str, ...] = ()
+        self._worker: Worker | None = None
+        self._engine: EngineHandle | None = None
+        self._failure = ""
+        self._ending = asyncio.Event()
+        self._draining: asyncio.Task[tuple[int, int]] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._life = asyncio.get_running_loop().create_task(self._live(), name="worker")
+
+    async def report(self, routers: Sequence[str]) -> MemberReport:
+        """How the worker is. `routers`: where it shall be registered from now on."""
+        self._follow(tuple(routers))
+        worker = self._worker
+        if worker is None:
+            return MemberReport(self._phase(), self._failure, node_id=self._node_id, pids=self._pids())
+        last = worker.engine.last_report
+        ready = worker.engine.last_ready
+        return MemberReport(
+            self._phase(),
+            self._failure or "; ".join(worker.feed.advice),
+            f"{self._host}:{worker.address.rpartition(':')[2]}",
+            f"{self._host}:{worker.metrics_port}",
+            self._node_id,
+            self._pids(),
+            len(worker.requests),
+            load=last.load if last is not None else None,
+            capacity=ready.capacity if ready is not None else None,
+        )
+
+    async def drain(self, grace_s: float | None) -> None:
+        """Take no new requests from now on; `report` tells when the running ones have ended, or the grace (None: the
+        worker's setting) is over. There is no way back."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(grace_s), name="drain")
+
+    async def end(self) -> None:
+        """Leave the routers and end engine and runner; cuts what still runs. The actor may be killed then."""
+        self._ending.set()
+        await asyncio.wait([self._life])
+
+    def _phase(self) -> Phase:
+        if self._draining is not None:
+            return "drained" if self._draining.done() else "draining"
+        if self._failure:
+            return "failed"
+        return _PHASES[self._worker.feed.status] if self._worker is not None else "starting"
+
+    def _pids(self) -> tuple[int, ...]:
+        children = self._engine.child_pids if isinstance(self._engine, ProcessEngine) else ()
+        return (os.getpid(), *children)
+
+    def _follow(self, routers: tuple[str, ...]) -> None:
+        if self._worker is None or routers == self._routers or self._draining is not None:
+            return
+        if self._following is None or self._following.done():
+            self._routers = routers
+            self._following = asyncio.create_task(self._worker.registration.follow(routers), name="follow routers")
+
+    async def _drain(self, grace_s: float | None) -> tuple[int, int]:
+        if self._worker is None:
+            return 0, 0
+        grace_s = grace_s if grace_s is not None else self._grace_s
+        outcome = await self._worker.requests.drain(grace_s)
+        _log.info("drained", worker=self._worker_id, finished_requests=outcome[0], aborted_requests=outcome[1])
+        return outcome
+
+    async def _live(self) -> None:
+        try:
+            await self._serve()
+        except _FOR_PEOPLE as error:
+            self._failure = str(error)
+        except Exception as error:  # noqa: BLE001  whatever it was, the operator reads of it in the status
+            _log.exception("the worker failed", worker=self._worker_id)
+            self._failure = f"{type(error).__name__}: {error}"
+        finally:
+            self._worker = None
+        if self._failure:
+            _log.error("the worker cannot serve", worker=self._worker_id, why=self._failure)
+
+    async def _serve(self) -> None:
+        share = node_share(await asyncio.to_thread(_own_node), self._slots)
+        place = {"worker_id": self._worker_id, "host": ray.util.get_node_ip_address(), "port": 0, "metrics_port": 0}
+        settings = load(WorkerSettings, {**share, **place, **self._given})
+        self._grace_s = settings.drain_grace_s
+        self._host = ray.util.get_node_ip_address() if is_wildcard(settings.host) else settings.host
+        setup_logging(settings.log_level, json=settings.log_json)
+        path = await asyncio.to_thread(resolve_model, settings.model, lambda text: _log.info(text))
+        spec = await asyncio.to_thread(load_tokenizer_spec, path)
+        self._engine = make_engine(settings, path, spec)
+        async with running_worker(settings, spec, self._engine) as worker:
+            self._worker = worker
+            await self._until_ending(worker)
+
+    async def _until_ending(self, worker: Worker) -> None:
+        """Raises EngineLoadError when it cannot serve, at first or after too many restarts of its engine."""
+        ending = asyncio.ensure_future(self._ending.wait())
+        ready = asyncio.ensure_future(worker.engine.ready())
+        gave_up = asyncio.ensure_future(worker.feed.gave_up())
+        try:
+            await asyncio.wait((ending, ready), return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                ready.result()
+            await asyncio.wait((ending, gave_up), return_when=asyncio.FIRST_COMPLETED)
+            if gave_up.done():
+                raise EngineLoadError(f"the engine cannot be kept running: {gave_up.result()}")
+        finally:
+            for future in (ending, ready, gave_up):
+                future.cancel()
+            await asyncio.gather(ending, ready, gave_up, return_exceptions=True)
+
+
+def node_share(resources: Mapping[str, float], slots: float) -> dict[str, object]:
+    """Settings with which the workers of a node without GPUs use it once, all together.
+
+    `resources`: what Ray counts on the node, which in a container is the container's part.
+    """
+    if not slots:
+        return {}
+    share = slots / max(slots, resources.get(SLOT, slots))
+    settings: dict[str, object] = {}
+    if "RADIXFLEET_WORKER_THREADS" not in os.environ:
+        settings["threads"] = max(1, int(resources.get("CPU", 1) * share))
+    if "RADIXFLEET_WORKER_DEVICE_MEMORY" not in os.environ and resources.get("memory"):
+        settings["device_memory"] = int(resources["memory"] * _CPU_MEMORY_SHARE * share)
+    return settings
+
+
+def _own_node() -> dict[str, float]:
+    node_id = ray.get_runtime_context().get_node_id()
+    return next((dict(node["Resources"]) for node in ray.nodes() if node["NodeID"] == node_id), {})
