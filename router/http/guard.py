@@ -31,7 +31,7 @@ DoorOf: TypeAlias = Callable[[str, str], Door]
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEALTH = frozenset({"/health", "/healthz", "/livez", "/readyz", "/ping"})
-_WORK = ("/v1/", "/tokenize", "/detokenize", "/explain")
+_WORK = ("/v1/", "/tokenize", "/detokenize", "/explain", "/console/api/explain")
 _BODY_PAUSE_S = 20.0
 _BODY_S = 300.0
 """How long a client may be silent within a body, and take for all of it: else it holds a connection for nothing."""
