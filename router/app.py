@@ -34,6 +34,9 @@ from router.api.prompts import Prompts
 from router.api.report import Reporter
 from router.api.scrape_targets import PATH, scrape_targets
 from router.config import RouterSettings
+from router.console.beginnings import Beginnings
+from router.console.feed import Feeder
+from router.console.routes import Console
 from router.dispatch.chooser import Chooser
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.gate import Gate
@@ -112,7 +115,7 @@ async def running_router(
         registry = WorkerRegistry(surroundings, changed.set, lambda: gate.stir())
         stack.push_async_callback(registry.close)
         activity = FleetActivity(lambda: registry.workers, clock)
-        hot_prefixes = HotPrefixes(clock)
+        hot_prefixes = HotPrefixes(clock, samples=settings.console_prompts)
         chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random, hot_prefixes)
         gate = Gate(chooser, max_waiting=settings.max_queued_requests, metrics=metrics, clock=clock)
         links = Links(registry.channel, streams=settings.link)
@@ -145,11 +148,19 @@ async def running_router(
         stack.push_async_callback(server.stop, None)
         registry.start()
         await server.start()
+        console = Console(
+            registry,
+            prompts,
+            chooser,
+            Feeder(registry, reporter, activity, sketch, hot_prefixes, Beginnings(prompts), clock),
+            max_body_bytes=settings.max_message_bytes,
+        )
         http = _http_server(
             settings,
             access,
             [
                 *operations_routes(registry, metrics.registry),
+                *console.routes(),
                 *openai_routes(prompts, dispatcher, log, max_body_bytes=settings.max_message_bytes),
             ],
         )

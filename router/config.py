@@ -95,6 +95,10 @@ class RouterSettings(ProcessSettings):
     )
     breaker_open_s: Seconds = Field(10.0, description="That while; then one request probes the worker.")
 
+    console_prompts: bool = Field(
+        default=False,
+        description="Show in the console how the prompts of the hottest prefixes begin. They are what users wrote.",
+    )
     drain_grace_s: float = Field(
         30.0, ge=0, le=86400, description="On SIGTERM, how long running requests may go on before they are cut."
     )

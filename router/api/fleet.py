@@ -10,10 +10,11 @@ import grpc.aio
 from radixfleet import convert
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
+from router.api.explanation import explain
 from router.api.inference import route_decision
 from router.api.prompts import Prompts
 from router.api.report import Reporter
-from router.dispatch.chooser import CandidateReport, Chooser
+from router.dispatch.chooser import Chooser
 from router.dispatch.gate import Gate
 from router.dispatch.link import failure_of
 from router.dispatch.lookaside import LookAside
@@ -56,16 +57,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     async def Explain(self, request: fleet_pb2.ExplainRequest, context: Context) -> fleet_pb2.ExplainResponse:
         """Where a prompt would go, and what each worker would cost."""
-        prepared = await self._prompts.prepare(request.request)
-        explanation = self._chooser.explain(prepared)
-        return fleet_pb2.ExplainResponse(
-            policy=explanation.policy,
-            worker_id=explanation.worker.worker_id if explanation.worker else "",
-            reason=explanation.reason,
-            prompt_tokens=prepared.prompt_tokens,
-            prompt_blocks=len(prepared.block_hashes),
-            candidates=[_candidate(report, prepared.prompt_tokens) for report in explanation.candidates],
-        )
+        return await explain(self._prompts, self._chooser, request.request)
 
     async def ListWorkers(
         self, request: fleet_pb2.ListWorkersRequest, context: Context
@@ -92,20 +84,3 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         """Forget a worker."""
         self._registry.remove(self._registry.get(request.worker_id))
         return fleet_pb2.RemoveResponse()
-
-
-def _candidate(report: CandidateReport, prompt_tokens: int) -> fleet_pb2.Candidate:
-    view = report.worker.view
-    return fleet_pb2.Candidate(
-        worker_id=report.worker.worker_id,
-        address=report.worker.address,
-        eligible=not report.ineligible_reason,
-        ineligible_reason=report.ineligible_reason,
-        matched_blocks=report.matched_blocks,
-        matched_tokens=report.matched_tokens,
-        uncached_tokens=prompt_tokens - report.matched_tokens,
-        outstanding_prompt_tokens=view.outstanding_prompt_tokens,
-        running_requests=view.running_requests,
-        cost=report.cost if report.cost is not None else 0.0,
-        approximate=report.worker.approximate,
-    )

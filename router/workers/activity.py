@@ -15,6 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 from radixfleet.clock import Clock
@@ -67,7 +68,7 @@ class Activity:
     def steps(self) -> list[tuple[float, Recent]]:
         """What happened between each two marks, the oldest first, with the time of the second."""
         marks = list(self._marks)
-        return [(now.at_s, _between(before, now)) for before, now in zip(marks, marks[1:], strict=False)]
+        return [(now.at_s, _between(before, now)) for before, now in pairwise(marks)]
 
     def _mark(self) -> Mark:
         return Mark(self._clock.now(), self._totals, self._prompts)

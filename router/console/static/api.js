@@ -1,0 +1,42 @@
+// The router's JSON. An admin token, where one was typed, stays in this module's memory and goes out as a bearer token.
+
+let token = "";
+
+export const useToken = (given) => {
+  token = given;
+};
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function answer(response) {
+  if (response.ok) return response.json();
+  let message = `${response.status} ${response.statusText}`;
+  try {
+    message = (await response.json()).error.message;
+  } catch {
+    // not ours: a proxy's page
+  }
+  throw new Refused(response.status, message);
+}
+
+export async function fleet(since, signal) {
+  const query = since === null ? "" : `?since=${since}`;
+  return answer(await fetch(`/console/api/fleet${query}`, { signal, cache: "no-store" }));
+}
+
+async function send(path, body) {
+  const headers = { "Content-Type": "application/json", "X-Radixfleet-Console": "1" };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  return answer(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+}
+
+export const explain = (order) => send("/console/api/explain", order);
+
+export const drain = (worker) => send(`/console/api/workers/${encodeURIComponent(worker)}/drain`, {});
+
+export const resume = (worker) => send(`/console/api/workers/${encodeURIComponent(worker)}/resume`, {});
