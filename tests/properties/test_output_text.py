@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from radixfleet.output_text.detokenizer import REPLACEMENT, Detokenizer
+from radixfleet.output_text.output import OutputText
+from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
 from tests.support.token_texts import byte_fallback_tokenizer, byte_level_tokenizer, piece_ids
-from worker.text.detokenizer import REPLACEMENT, Detokenizer
-from worker.text.output import OutputText
-from worker.text.stop_strings import StopMatcher, StopStrings
 
 TEXTS = st.text(
     st.one_of(

@@ -8,11 +8,11 @@ from itertools import islice
 
 import numpy as np
 
+from radixfleet.output_text.output import OutputText
 from radixfleet.v1 import inference_pb2
 from worker.core.logits import TokenLogprobs
 from worker.core.messages import PromptLogprobs
 from worker.engine.handle import RequestStream
-from worker.text.output import OutputText
 
 _RUN_TOKENS = 1024
 """Prompt tokens in a message: with 20 of the likeliest for each, it has about 200 kB."""

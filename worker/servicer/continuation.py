@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from radixfleet.output_text.output import OutputText
 from radixfleet.types import FinishReason
 from worker.core.messages import Ended
 from worker.engine.handle import RequestStream
 from worker.servicer.intake import Prepared
-from worker.text.output import OutputText
 
 
 def replay(prepared: Prepared, text: OutputText, uid: int) -> Ended | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
+from radixfleet.output_text.stop_strings import StopStrings
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import SamplingParams, TokenArray
@@ -25,7 +26,6 @@ from worker.core.messages import Child, Ready, Submit
 from worker.sampling.counter_random import child_seeds
 from worker.scheduling.limits import Limits
 from worker.servicer.grammars import Grammars
-from worker.text.stop_strings import StopStrings
 
 Result = TypeVar("Result")
 

@@ -9,6 +9,9 @@ from functools import partial
 import structlog
 
 from radixfleet.errors import Unavailable
+from radixfleet.output_text.detokenizer import Detokenizer
+from radixfleet.output_text.output import OutputText
+from radixfleet.output_text.stop_strings import StopMatcher
 from radixfleet.text import Tokenizer
 from radixfleet.types import ExecutionId, WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2
@@ -19,9 +22,6 @@ from worker.servicer.choice import Choice
 from worker.servicer.continuation import ended_stream, replay
 from worker.servicer.generation import Generation, Identity, Observer
 from worker.servicer.intake import Prepared
-from worker.text.detokenizer import Detokenizer
-from worker.text.output import OutputText
-from worker.text.stop_strings import StopMatcher
 
 _RETRY_AFTER_S = 1.0
 _FLUSH_S = 5.0

@@ -10,12 +10,12 @@ import pytest
 from radixfleet.channel import open_channel
 from radixfleet.convert import pack_tokens
 from radixfleet.errors import InvalidRequest
+from radixfleet.output_text.detokenizer import Detokenizer
 from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.answers import generate, read_failure, request
 from tests.support.byte_tokenizer import END_ID, byte_spec
 from tests.support.worker_fixture import sim_worker
-from worker.text.detokenizer import Detokenizer
 
 PROMPT = "continue me"
 

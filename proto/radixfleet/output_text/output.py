@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from worker.text.detokenizer import Detokenizer
-from worker.text.stop_strings import StopMatcher
+from radixfleet.output_text.detokenizer import Detokenizer
+from radixfleet.output_text.stop_strings import StopMatcher
 
 
 class OutputText:

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.support.token_texts import byte_fallback_tokenizer, byte_level_tokenizer, piece_ids
-from worker.text.detokenizer import Detokenizer
+from radixfleet.output_text.detokenizer import Detokenizer
 
 
 def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:

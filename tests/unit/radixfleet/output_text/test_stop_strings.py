@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from worker.text.detokenizer import Detokenizer
-from worker.text.output import OutputText
-from worker.text.stop_strings import StopMatcher, StopStrings
+from radixfleet.output_text.detokenizer import Detokenizer
+from radixfleet.output_text.output import OutputText
+from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
 
 
 def matcher(*stops: str) -> StopMatcher:
