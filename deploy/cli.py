@@ -43,7 +43,7 @@ COMMANDS: Mapping[str, str] = {
     "lab": "Compare routing policies on a simulated fleet, without a GPU.",
     "doctor": "Tell what this machine gives a worker, and what to change.",
     "monitoring": "Write what Prometheus and Grafana need to show a fleet.",
-    "bench": "Measure on this machine: what overlapped scheduling hides, what chunk sizes trade.",
+    "bench": "Load a fleet and tell hit rate, latencies, throughput; measure what overlapped scheduling hides.",
     "worker": "Run one worker.",
     "router": "Run one router.",
 }

@@ -59,4 +59,4 @@ class RunResult:
     gap_tokens: npt.NDArray[np.int64]
     """... and how many tokens came after each."""
     busy_s: Sequence[float]
-    """Of each worker: time in which it computed."""
+    """Of each worker: time in which it computed. Empty: not known."""

@@ -81,8 +81,8 @@ class Summary:
     """Of each worker."""
     work_shares: tuple[float, ...]
     """The same by tokens computed: prompts without what was cached, and answers."""
-    busy_share: float
-    """Mean over the workers of the time in which they computed."""
+    busy_share: float | None
+    """Mean over the workers of the time in which they computed; None where it is not known."""
 
     @property
     def max_to_mean_work(self) -> float:
@@ -123,7 +123,7 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
         good_share=good / len(outcomes) if outcomes else 0.0,
         request_shares=_shares(result, [(outcome, 1) for outcome in begun]),
         work_shares=_shares(result, [(outcome, _work(outcome)) for outcome in begun]),
-        busy_share=sum(result.busy_s) / duration_s / max(1, result.num_workers),
+        busy_share=sum(result.busy_s) / duration_s / len(result.busy_s) if result.busy_s else None,
     )
 
 

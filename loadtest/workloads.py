@@ -7,7 +7,7 @@ every tokenizer of at least `vocab_size` tokens, and so that what two prompts sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -76,6 +76,21 @@ def reusable_tokens(arrivals: Sequence[Arrival]) -> list[int]:
             node = children.setdefault((node, run), len(children) + 1)
         reusable.append(min(shared, arrival.prompt_tokens - 1))
     return reusable
+
+
+def scaled(arrivals: Sequence[Arrival], lengths: float) -> list[Arrival]:
+    """The same requests with all prompts and answers `lengths` times as long, at least a token each.
+
+    What two prompts share stays shared: a shorter run is the beginning of the longer one.
+    """
+    return [
+        replace(
+            arrival,
+            runs=tuple(Run(run.name, max(1, round(run.length * lengths))) for run in arrival.runs if run.length),
+            max_new_tokens=max(1, round(arrival.max_new_tokens * lengths)),
+        )
+        for arrival in arrivals
+    ]
 
 
 def ceiling(arrivals: Sequence[Arrival]) -> float:

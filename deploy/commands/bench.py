@@ -15,6 +15,7 @@ from deploy.bench.chunks import sweep
 from deploy.bench.overlap import Comparison, compare
 from deploy.bench.tables import chunks_table, comparison_table
 from deploy.bench.workload import Workload
+from deploy.commands.bench_fleet import fleet
 from deploy.machine import num_cores
 from deploy.options import json_option
 from worker.engine.config import EngineConfig
@@ -37,7 +38,10 @@ _TORCH_MEMORY_BYTES = 2 << 30
 
 @click.group()
 def bench() -> None:
-    """Measure on this machine."""
+    """Measure an engine, or a fleet under load."""
+
+
+bench.add_command(fleet)
 
 
 @bench.command()

@@ -44,10 +44,28 @@ def _throughput(summaries: Sequence[Summary]) -> Table:
             number(summary.requests_per_s),
             number(summary.goodput),
             f"{summary.max_to_mean_work:.2f}",
-            f"{summary.busy_share:.2f}",
+            "-" if summary.busy_share is None else f"{summary.busy_share:.2f}",
             str(summary.failed),
         )
     return table
+
+
+def ratios_table(summaries: Sequence[Summary], baseline: str = "round_robin") -> list[Table]:
+    """Everybody's figures over those of `baseline`; no table where that policy was not run, or nothing else was."""
+    base = next((summary for summary in summaries if summary.policy == baseline), None)
+    if base is None or len(summaries) < 2:
+        return []
+    table = _table(f"over {baseline}", "hit rate", "output tokens/s", "good ones/s", "TTFT mean", "TTFT p99")
+    for summary in summaries:
+        pairs = (
+            (summary.hit_rate, base.hit_rate),
+            (summary.output_tokens_per_s, base.output_tokens_per_s),
+            (summary.goodput, base.goodput),
+            (summary.ttft_s.mean, base.ttft_s.mean),
+            (summary.ttft_s.p99, base.ttft_s.p99),
+        )
+        table.add_row(summary.policy, *(f"{ours / theirs:.2f}" if theirs else "-" for ours, theirs in pairs))
+    return [table]
 
 
 def _table(*columns: str) -> Table:

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from loadtest.tokens import Run, TokenSource
-from loadtest.workloads import Arrival, Chats, SharedPrefix, SiblingBursts, Workload, ceiling, reusable_tokens
+from loadtest.workloads import (
+    Arrival,
+    Chats,
+    SharedPrefix,
+    SiblingBursts,
+    Workload,
+    ceiling,
+    reusable_tokens,
+    scaled,
+)
 
 UNIFORM = SharedPrefix(num_groups=4, prompts_per_group=5, prefix_tokens=32, unique_tokens=8, max_new_tokens=3)
 BURSTS = SiblingBursts(num_bursts=5, siblings=3, prefix_tokens=32, unique_tokens=8, max_new_tokens=3, bursts_per_s=2.0)
@@ -177,3 +186,14 @@ def _common(left: np.ndarray, right: np.ndarray) -> int:
     length = min(len(left), len(right))
     differing = np.flatnonzero(left[:length] != right[:length])
     return int(differing[0]) if len(differing) else length
+
+
+def test_scaled_requests_share_what_they_shared():
+    workload = SharedPrefix(num_groups=3, prompts_per_group=4, prefix_tokens=640, unique_tokens=64, max_new_tokens=32)
+    whole = workload.arrivals(vocab_size=1000, seed=1)
+    short = scaled(whole, 0.25)
+    assert {arrival.prompt_tokens for arrival in short} == {160 + 16}
+    assert {arrival.max_new_tokens for arrival in short} == {8}
+    assert ceiling(short) == pytest.approx(ceiling(whole), abs=0.01)
+    for arrival, longer in zip(short, whole, strict=True):
+        assert arrival.token_ids[:160].tolist() == longer.token_ids[:160].tolist()

@@ -1,0 +1,130 @@
+"""A workload on a fleet that runs: what it is, what it can take, and the run itself; or fleets of simulated workers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.local_fleet import FleetSpec, LocalFleet
+from loadtest.catalog import CATALOG, Size
+from loadtest.driver import Driven, Driver, Progress, unfit
+from loadtest.trace import Trace
+from loadtest.workloads import Arrival, scaled
+from radixfleet.client import Client
+from radixfleet.endpoint import Endpoint
+from radixfleet.errors import InternalError
+from radixfleet.retry import RetryPolicy
+
+RATE_OF_A_WORKER = 4.0
+"""Requests a second, where nobody says how many."""
+
+
+class UnfitWorkload(ValueError):
+    """There is no such workload, or the model cannot take it. `str(error)` says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a workload is made for, and sent to."""
+
+    policy: str
+    workers: tuple[str, ...]
+    kv_tokens: int
+    """Of all workers together."""
+    vocab_size: int
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What to send."""
+
+    workload: str
+    """Name in the catalog, or path of a trace."""
+    requests: int
+    rate: float | None = None
+    speed: float = 1.0
+    lengths: float = 1.0
+    seed: int = 0
+    model: str = ""
+    timeout_s: float | None = None
+
+    def arrivals(self, target: Target) -> list[Arrival]:
+        """The requests. Raises UnfitWorkload, TraceError, or OSError for a trace that cannot be read."""
+        arrivals = self._made(target)
+        if self.lengths != 1.0:
+            arrivals = scaled(arrivals, self.lengths)
+        if number := unfit(arrivals, target.max_context_tokens):
+            longest = max(arrival.prompt_tokens + arrival.max_new_tokens for arrival in arrivals)
+            raise UnfitWorkload(
+                f"{number} of {len(arrivals)} requests are longer than the model's context: up to {longest:,} of "
+                f"{target.max_context_tokens:,} tokens. Shorten them: "
+                f"--lengths {target.max_context_tokens / longest * self.lengths * 0.95:.3g}"
+            )
+        return arrivals
+
+    def _made(self, target: Target) -> list[Arrival]:
+        if self.workload in CATALOG:
+            size = Size(
+                num_workers=max(1, len(target.workers)),
+                kv_tokens=target.kv_tokens,
+                num_requests=self.requests,
+                requests_per_s=self.rate or RATE_OF_A_WORKER * max(1, len(target.workers)),
+            )
+            return CATALOG[self.workload].make(size).arrivals(vocab_size=target.vocab_size, seed=self.seed)
+        path = Path(self.workload)
+        if not path.is_file():
+            raise UnfitWorkload(
+                f"no workload is called {self.workload!r}, nor is there such a file; there are {', '.join(CATALOG)}"
+            )
+        trace = Trace(path, speed=self.speed, max_requests=self.requests)
+        arrivals = trace.arrivals(vocab_size=target.vocab_size, seed=self.seed)
+        if self.rate is None or not arrivals[-1].at_s:
+            return arrivals
+        speed = self.speed * self.rate * arrivals[-1].at_s / len(arrivals)
+        return Trace(path, speed=speed, max_requests=self.requests).arrivals(
+            vocab_size=target.vocab_size, seed=self.seed
+        )
+
+
+async def survey(endpoint: Endpoint, model: str) -> Target:
+    """What serves there: a router with its workers, or one worker. Raises RadixfleetError."""
+    async with Client(endpoint, timeout_s=10) as client:
+        info = await client.model_info(model)
+        workers: tuple[str, ...]
+        try:
+            report = await client.fleet()
+        except InternalError:  # it does not implement Fleet: no router
+            worker = await client.worker_info()
+            policy, workers, kv_tokens = "worker", (worker.worker_id,), worker.capacity.kv_tokens
+        else:
+            serving = [worker for worker in report.workers if worker.info.model.model == info.model]
+            policy, workers = report.fleet.policy, tuple(sorted(worker.worker_id for worker in serving))
+            kv_tokens = sum(worker.info.capacity.kv_tokens for worker in serving)
+    return Target(policy, workers, kv_tokens, info.vocab_size, info.max_context_tokens)
+
+
+async def measure(
+    endpoint: Endpoint,
+    target: Target,
+    demand: Demand,
+    arrivals: Sequence[Arrival],
+    on_progress: Callable[[Progress], None],
+) -> Driven:
+    """Send `arrivals` and wait for their ends."""
+    async with Client(endpoint, retry=RetryPolicy(retries=0)) as client:
+        driver = Driver(client, target.workers, model=demand.model, timeout_s=demand.timeout_s, on_progress=on_progress)
+        return await driver.drive(target.policy, arrivals)
+
+
+def simulated_fleet(policy: str, num_workers: int, kv_tokens: int, tell: Callable[[str], None]) -> LocalFleet:
+    """A router with `policy` and workers that pretend to be GPUs with `kv_tokens` each: real processes, real time."""
+    spec = FleetSpec(
+        num_workers=num_workers,
+        router_options={"port": 0, "metrics_port": 0, "http_port": -1, "policy": policy, "log_level": "warning"},
+        worker_options={"model": "demo", "runner": "sim", "max_total_tokens": kv_tokens, "log_level": "warning"},
+        run_dir=Path(tempfile.mkdtemp(prefix="radixfleet-bench-")),
+    )
+    return LocalFleet(spec, tell)

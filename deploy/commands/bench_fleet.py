@@ -1,0 +1,279 @@
+"""`radixfleet bench fleet`: load on a fleet, in open loop, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+
+from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, Target, UnfitWorkload, measure, simulated_fleet, survey
+from deploy.lab.tables import ratios_table, results_tables
+from deploy.options import endpoint_option, json_option
+from deploy.progress import Progress as Told
+from loadtest.catalog import CATALOG
+from loadtest.driver import Driven, Progress
+from loadtest.report import html_report
+from loadtest.statistics import Objective, Summary, summarize
+from loadtest.trace import TraceError
+from loadtest.workloads import Arrival, ceiling
+from radixfleet.endpoint import Endpoint
+from router.policies import POLICY_NAMES
+
+_NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, entry in CATALOG.items())
+_BUSY, _LATE_S = 0.8, 0.1
+_SIMULATED_KV_TOKENS = 65_536
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Router:
+    """What the router itself took; known of one that we started."""
+
+    cpu_s: float
+    """For a request."""
+    memory_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    target: Target
+    arrivals: Sequence[Arrival]
+    driven: Driven
+    router: _Router | None = None
+
+
+@click.command(epilog=f"{_NAMES}\n\nPolicies: {', '.join(POLICY_NAMES)}.")
+@click.option(
+    "--workload", default="shared-prefix", show_default=True, metavar="NAME|FILE", help="A name below, or a trace."
+)
+@click.option("--requests", type=click.IntRange(1), default=400, show_default=True, help="About so many.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help=f"Requests a second; default: {RATE_OF_A_WORKER:g} a worker, and a trace's own.",
+)
+@click.option(
+    "--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Replay a trace so many times as fast."
+)
+@click.option(
+    "--lengths",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Make prompts and answers so many times as long; 0.1 suits a model on a laptop.",
+)
+@click.option("--model", default="", help="Which model; default: the only one served.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Deadline of each request, in s.")
+@click.option(
+    "--simulate",
+    type=click.IntRange(1, 64),
+    metavar="N",
+    help="Call no fleet: start one with N simulated GPUs for each policy in turn, as real processes in real time.",
+)
+@click.option("--policy", "policies", default="min_cost,sglang,round_robin", show_default=True, help="With --simulate.")
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(64),
+    default=_SIMULATED_KV_TOKENS,
+    show_default=True,
+    help="With --simulate: size of each KV pool.",
+)
+@click.option(
+    "--slo-ttft",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="A good request has its first token within so many seconds,",
+)
+@click.option(
+    "--slo-itl",
+    type=click.FloatRange(0),
+    default=0.05,
+    show_default=True,
+    help="and the others so many seconds apart on average.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same requests.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with charts.")
+@json_option
+@endpoint_option
+def fleet(
+    endpoint: Endpoint,
+    *,
+    simulate: int | None,
+    policies: str,
+    kv_tokens: int,
+    slo_ttft: float,
+    slo_itl: float,
+    report: Path | None,
+    as_json: bool,
+    **demanded: Any,
+) -> None:
+    """Load a fleet over gRPC and tell hit rate, latencies and throughput.
+
+    Each request is sent at its own time, whatever became of the others, and its times count from then: a fleet that is
+    too slow shows it. Prompts are token ids made from a seed, the same for every model; answers go on to their length.
+
+    \b
+    radixfleet bench fleet --lengths 0.1 --rate 2
+    radixfleet bench fleet --endpoint 10.0.0.1:7070 --workload chat --rate 20 --report chat.html
+    radixfleet bench fleet --workload traffic.jsonl --speed 2 --json
+    radixfleet bench fleet --simulate 4 --policy min_cost,round_robin
+    """
+    demand = Demand(**demanded)
+    names = _policies(policies) if simulate is not None else []
+    try:
+        if simulate is None:
+            runs = [_interruptible(_measured(endpoint, demand))]
+        else:
+            runs = [_interruptible(_simulated(name, simulate, kv_tokens, demand)) for name in names]
+    except (UnfitWorkload, TraceError) as error:
+        raise click.UsageError(str(error)) from error
+    except OSError as error:
+        raise click.UsageError(f"cannot read the trace: {error}") from error
+    summaries = [summarize(run.driven.result, Objective(slo_ttft, slo_itl)) for run in runs]
+    if report is not None:
+        _write_report(report, demand, runs, summaries)
+    if as_json:
+        click.echo(json.dumps(_as_object(demand, runs, summaries)))
+    else:
+        _print(demand, runs, summaries)
+
+
+def _policies(text: str) -> list[str]:
+    names = list(POLICY_NAMES) if text == "all" else text.split(",")
+    for name in names:
+        if name not in POLICY_NAMES:
+            raise click.BadParameter(f"no policy is called {name!r}; there are {', '.join(POLICY_NAMES)}, and all")
+    return names
+
+
+def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:
+    """Ctrl-C cancels what runs: requests end on the fleet, and processes of ours with it."""
+    with asyncio.Runner() as runner:
+        return runner.run(work)
+
+
+async def _measured(endpoint: Endpoint, demand: Demand) -> _Run:
+    target = await survey(endpoint, demand.model)
+    arrivals = demand.arrivals(target)
+    with _progress(target.policy, len(arrivals)) as on_progress:
+        return _Run(target, arrivals, await measure(endpoint, target, demand, arrivals, on_progress))
+
+
+async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Demand) -> _Run:
+    with Told(Console(stderr=True)) as tell:
+        async with simulated_fleet(policy, num_workers, kv_tokens, lambda text: tell(f"{policy}: {text}")) as fleet:
+            tell.pause()
+            router = psutil.Process(fleet.children[0].pid)
+            before_s = sum(router.cpu_times()[:2])
+            run = await _measured(Endpoint(fleet.endpoint), demand)
+            cpu_s = sum(router.cpu_times()[:2]) - before_s
+            return dataclasses.replace(run, router=_Router(cpu_s / len(run.arrivals), router.memory_info().rss))
+
+
+@contextmanager
+def _progress(name: str, total: int) -> Iterator[Callable[[Progress], None]]:
+    """A bar on stderr; only a terminal sees it move, others get a line each tenth of the way."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[running]} running, {task.fields[failed]} failed"),
+        TimeElapsedColumn(),
+    )
+    with ProgressBar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(name, total=total, running=0, failed=0)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.ended, running=progress.sent - progress.ended, failed=progress.failed)
+            if not console.is_terminal and progress.ended * 10 // total > (progress.ended - 1) * 10 // total:
+                click.echo(f"{name}: {progress.ended} of {total}, {progress.failed} failed", err=True)
+
+        yield show
+
+
+def _facts(demand: Demand, run: _Run) -> dict[str, str]:
+    entry, arrivals = CATALOG.get(demand.workload), run.arrivals
+    until_s = arrivals[-1].at_s
+    prompts = sum(arrival.prompt_tokens for arrival in arrivals) / len(arrivals)
+    answers = sum(arrival.max_new_tokens for arrival in arrivals) / len(arrivals)
+    scaled = f", lengths x {demand.lengths:g}" if demand.lengths != 1 else ""
+    rate = f"{len(arrivals) / until_s:.1f} a second" if until_s else "all at once"
+    return {
+        "workload": (f"{demand.workload}: {entry.text}" if entry else demand.workload) + scaled,
+        "requests": f"{len(arrivals)}, {rate}; seed {demand.seed}",
+        "tokens": f"prompts {prompts:,.0f}, answers {answers:,.0f} on average",
+        "ceiling": f"{ceiling(arrivals):.3f} of the prompt tokens came before",
+        "fleet": f"{len(run.target.workers)} workers, {run.target.kv_tokens:,} tokens of KV",
+    }
+
+
+def _warnings(runs: Sequence[_Run]) -> list[str]:
+    """What makes the figures doubtful."""
+    found = []
+    for run in runs:
+        name, driven = run.target.policy, run.driven
+        if driven.busy_share > _BUSY:
+            found.append(
+                f"{name}: this process was busy {driven.busy_share:.0%} of the time; latencies are partly its own"
+            )
+        if driven.late_s > _LATE_S:
+            found.append(f"{name}: 1 % of the requests were sent {1000 * driven.late_s:.0f} ms late or more")
+        errors = sorted({outcome.error for outcome in driven.result.outcomes if outcome.error})
+        found += [f"{name}: {error}" for error in errors[:3]]
+    return found
+
+
+def _print(demand: Demand, runs: Sequence[_Run], summaries: Sequence[Summary]) -> None:
+    console = Console(highlight=False)
+    for name, value in _facts(demand, runs[0]).items():
+        console.print(f"[bold]{name:12s}[/bold] {value}", soft_wrap=True)
+    for table in (*results_tables(summaries), *ratios_table(summaries)):
+        console.print()
+        console.print(table)
+    for run in runs:
+        if run.router is not None:
+            cpu_us, megabytes = 1e6 * run.router.cpu_s, run.router.memory_bytes / 1e6
+            console.print(f"{run.target.policy}: the router took {cpu_us:,.0f} us of CPU a request, {megabytes:.0f} MB")
+    for line in _warnings(runs):
+        console.print(f"[yellow]{line}[/yellow]", soft_wrap=True)
+
+
+def _write_report(path: Path, demand: Demand, runs: Sequence[_Run], summaries: Sequence[Summary]) -> None:
+    page = html_report("Radixfleet load test", _facts(demand, runs[0]), [run.driven.result for run in runs], summaries)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write the report: {error}") from error
+
+
+def _as_object(demand: Demand, runs: Sequence[_Run], summaries: Sequence[Summary]) -> dict[str, Any]:
+    """For scripts."""
+    return {
+        "demand": dataclasses.asdict(demand),
+        "facts": _facts(demand, runs[0]),
+        "warnings": _warnings(runs),
+        "runs": [
+            dataclasses.asdict(summary)
+            | {
+                "max_to_mean_work": summary.max_to_mean_work,
+                "prediction_error": summary.prediction_error,
+                "sent_late_s_p99": run.driven.late_s,
+                "client_busy_share": run.driven.busy_share,
+                "router": run.router and dataclasses.asdict(run.router),
+            }
+            for run, summary in zip(runs, summaries, strict=True)
+        ],
+    }

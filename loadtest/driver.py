@@ -1,0 +1,147 @@
+"""Sends a workload to a running fleet, in open loop: each request goes out at its time, whatever became of the others.
+
+A closed loop waits for answers and so sends less to a fleet that is slow, which hides how slow it is ("coordinated
+omission", G. Tene). Times here count from the moment at which a request was due, not from when it was really sent.
+Each request is tried once: a refusal is a result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtest.results import Outcome, RunResult
+from loadtest.workloads import Arrival, reusable_tokens
+from radixfleet.answers import Delta, Finished, Started
+from radixfleet.client import Client
+from radixfleet.errors import RadixfleetError
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run is."""
+
+    sent: int
+    ended: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Driven:
+    """A run, and whether the machine that drove it kept up."""
+
+    result: RunResult
+    late_s: float
+    """99th percentile of how late requests were sent. Much of it: this machine was too slow for the rate."""
+    busy_share: float
+    """CPU time of this process over the time of the run. Near 1: latencies are as much its own as the fleet's."""
+
+
+def unfit(arrivals: Sequence[Arrival], max_context_tokens: int) -> int:
+    """How many requests are longer than a model's context."""
+    return sum(arrival.prompt_tokens + arrival.max_new_tokens > max_context_tokens for arrival in arrivals)
+
+
+class Driver:
+    """Drives one workload through one client."""
+
+    def __init__(
+        self,
+        client: Client,
+        workers: Sequence[str],
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+        on_progress: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        """`client` must not retry. `workers`: ids, in the order in which results count them; others are added."""
+        self._client = client
+        self._places = {worker: place for place, worker in enumerate(workers)}
+        self._model = model
+        self._timeout_s = timeout_s
+        self._on_progress = on_progress
+        self._gaps: list[float] = []
+        self._gap_tokens: list[int] = []
+        self._late: list[float] = []
+        self._sent = self._ended = self._failed = 0
+
+    async def drive(self, policy: str, arrivals: Sequence[Arrival]) -> Driven:
+        """Send everything and wait for every end. `policy` names the run. Cancelling it cancels all requests."""
+        ceilings = reusable_tokens(arrivals)
+        outcomes = [
+            Outcome(arrival.at_s, arrival.prompt_tokens, 0, ceiling)
+            for arrival, ceiling in zip(arrivals, ceilings, strict=True)
+        ]
+        began_s, began_cpu_s = time.monotonic(), time.process_time()
+        async with asyncio.TaskGroup() as group:
+            for arrival, outcome in zip(arrivals, outcomes, strict=True):
+                await asyncio.sleep(max(0.0, began_s + arrival.at_s - time.monotonic()))
+                group.create_task(self._send(arrival, outcome, began_s))
+        duration_s = time.monotonic() - began_s
+        result = RunResult(
+            policy=policy,
+            num_workers=len(self._places),
+            duration_s=duration_s,
+            outcomes=outcomes,
+            gaps_s=np.array(self._gaps, dtype=np.float64),
+            gap_tokens=np.array(self._gap_tokens, dtype=np.int64),
+            busy_s=(),
+        )
+        late_s = float(np.percentile(self._late, 99)) if self._late else 0.0
+        return Driven(result, late_s, (time.process_time() - began_cpu_s) / duration_s)
+
+    async def _send(self, arrival: Arrival, outcome: Outcome, began_s: float) -> None:
+        token_ids = arrival.token_ids
+        self._late.append(max(0.0, time.monotonic() - began_s - arrival.at_s))
+        self._sent += 1
+        try:
+            await self._follow(arrival, token_ids, outcome, began_s)
+        except RadixfleetError as error:
+            outcome.error = f"{error.code}: {error}"
+            self._failed += 1
+        finally:
+            outcome.ended_s = time.monotonic() - began_s
+            self._ended += 1
+            self._on_progress(Progress(self._sent, self._ended, self._failed))
+
+    async def _follow(self, arrival: Arrival, token_ids: np.ndarray, outcome: Outcome, began_s: float) -> None:
+        events = self._client.generate(
+            token_ids,
+            model=self._model,
+            max_new_tokens=arrival.max_new_tokens,
+            ignore_eos=True,
+            temperature=0.0,
+            timeout_s=self._timeout_s,
+        )
+        last_s = 0.0
+        async with aclosing(events):
+            async for event in events:
+                now_s = time.monotonic() - began_s
+                if isinstance(event, Started):
+                    self._started(event, outcome)
+                elif isinstance(event, Delta) and event.token_ids:
+                    if outcome.first_token_s is None:
+                        outcome.first_token_s = now_s
+                    else:
+                        self._gaps.append((now_s - last_s) / len(event.token_ids))
+                        self._gap_tokens.append(len(event.token_ids))
+                    last_s = now_s
+                    outcome.output_tokens += len(event.token_ids)
+                elif isinstance(event, Finished) and event.usage is not None:
+                    outcome.first_token_s = now_s if outcome.first_token_s is None else outcome.first_token_s
+                    outcome.output_tokens = event.usage.completion_tokens
+                    outcome.started_s = arrival.at_s + event.usage.queue_s
+
+    def _started(self, event: Started, outcome: Outcome) -> None:
+        outcome.worker = self._places.setdefault(event.worker_id, len(self._places))
+        outcome.cached_tokens = event.cached_tokens
+        if event.route is not None:
+            outcome.reason = event.route.reason
+            outcome.tries = 1 + event.route.retries
+            outcome.predicted_tokens = event.route.predicted_cached_tokens
+            outcome.reachable_tokens = event.route.reachable_cached_tokens

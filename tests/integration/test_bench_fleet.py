@@ -1,0 +1,67 @@
+"""`radixfleet bench fleet` as a user calls it: on a fleet that runs, and on simulated ones that it starts itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from tests.support.router_fixture import running_fleet
+
+SHORT = ("--lengths", "0.05", "--requests", "64", "--rate", "200")
+
+
+async def bench_fleet(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "deploy.cli", "bench", "fleet", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_on_a_fleet_that_runs(tmp_path):
+    report = tmp_path / "report.html"
+    async with running_fleet(2) as fleet:
+        code, out, err = await bench_fleet(
+            "--endpoint", fleet.router.address, *SHORT, "--json", "--report", str(report)
+        )
+    assert code == 0, err
+    (run,) = json.loads(out)["runs"]
+    assert (run["policy"], run["requests"], run["failed"]) == ("min_cost", 64, 0)
+    assert 0 < run["hit_rate"] <= run["reachable_rate"] <= run["ceiling"]
+    assert len(run["work_shares"]) == 2
+    assert "Radixfleet load test" in report.read_text()
+
+
+async def test_what_the_model_cannot_take_is_refused_with_a_way_out():
+    async with running_fleet(1) as fleet:
+        code, _, err = await bench_fleet("--endpoint", fleet.router.address, "--lengths", "1000")
+        assert code == 2
+        assert "longer than the model's context" in err
+        assert "Shorten them: --lengths 819" in err
+        code, _, err = await bench_fleet("--endpoint", fleet.router.address, "--workload", "nothing")
+        assert code == 2
+        assert "there are shared-prefix" in err
+
+
+async def test_policies_are_checked_before_anything_starts():
+    code, _, err = await bench_fleet("--simulate", "2", "--policy", "best")
+    assert code == 2
+    assert "no policy is called 'best'" in err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_on_simulated_fleets():
+    code, out, err = await bench_fleet(
+        "--simulate", "2", "--policy", "min_cost,round_robin", *SHORT, "--kv-tokens", "4096"
+    )
+    assert code == 0, err
+    assert "over round_robin" in out
+    assert out.count("us of CPU a request") == 2
