@@ -236,6 +236,11 @@ class Client:
         response = await self._call(self._fleet.Drain, request, timeout_s)
         return DrainOutcome(response.finished_requests, response.aborted_requests)
 
+    async def resume(self, worker_id: str, *, timeout_s: float | None = None) -> None:
+        """Put a drained, or draining, worker back to work."""
+        request = fleet_pb2.ResumeWorkerRequest(worker_id=utf8(worker_id, "worker_id"))
+        await self._call(self._fleet.Resume, request, timeout_s)
+
     async def remove(self, worker_id: str, *, timeout_s: float | None = None) -> None:
         """Make the router forget a worker at once."""
         request = fleet_pb2.RemoveRequest(worker_id=utf8(worker_id, "worker_id"))

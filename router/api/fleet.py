@@ -80,6 +80,15 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, worker.name).error from error
 
+    async def Resume(self, request: fleet_pb2.ResumeWorkerRequest, context: Context) -> worker_pb2.ResumeResponse:
+        """The end of a drain."""
+        worker = self._registry.get(request.worker_id)
+        try:
+            await self._registry.resume(worker)
+        except grpc.aio.AioRpcError as error:
+            raise failure_of(error, worker.name).error from error
+        return worker_pb2.ResumeResponse()
+
     async def Remove(self, request: fleet_pb2.RemoveRequest, context: Context) -> fleet_pb2.RemoveResponse:
         """Forget a worker."""
         self._registry.remove(self._registry.get(request.worker_id))

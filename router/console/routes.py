@@ -91,6 +91,7 @@ class Console:
             Route("/console/api/fleet", self._fleet),
             Route("/console/api/explain", self._explain, methods=["POST"]),
             Route("/console/api/workers/{name}/drain", self._drain, methods=["POST"]),
+            Route("/console/api/workers/{name}/resume", self._resume, methods=["POST"]),
         ]
 
     async def _fleet(self, request: Request) -> Response:
@@ -127,6 +128,15 @@ class Console:
         task.add_done_callback(self._drained)
         await asyncio.wait([task], timeout=_TOLD_AT_ONCE_S)
         return json_response(task.result()) if task.done() else json_response(OrderAnswer("draining"), 202)
+
+    async def _resume(self, request: Request) -> Response:
+        _check_header(request)
+        worker = self._registry.get(unquote(request.path_params["name"]))
+        try:
+            await self._registry.resume(worker)
+        except grpc.aio.AioRpcError as error:
+            raise failure_of(error, worker.name).error from error
+        return json_response(OrderAnswer("serving"))
 
     def _drained(self, task: asyncio.Task[OrderAnswer]) -> None:
         """Nobody may be waiting for it any more."""

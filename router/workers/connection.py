@@ -77,6 +77,10 @@ class WorkerConnection:
         """Tell the worker to drain; returns when it is empty. Raises AioRpcError."""
         return await self._stub.Drain(worker_pb2.DrainRequest(grace_s=grace_s))
 
+    async def resume(self) -> None:
+        """Tell the worker to take requests again. Raises AioRpcError."""
+        await self._stub.Resume(worker_pb2.ResumeRequest(), timeout=self._settings.connect_timeout_s)
+
     async def _ask(self) -> None:
         """Learn what the worker is, and have its tokenizer."""
         async with asyncio.timeout(self._settings.connect_timeout_s):

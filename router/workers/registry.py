@@ -122,6 +122,14 @@ class WorkerRegistry:
         _log.info("draining worker", worker=worker.name, grace_s=grace_s)
         return await self._connections[worker.address].drain(grace_s)
 
+    async def resume(self, worker: WorkerState) -> None:
+        """Put a drained, or draining, worker back to work. Raises AioRpcError when it cannot be told."""
+        await self._connections[worker.address].resume()
+        worker.drain_wanted = False
+        worker.changed()
+        self._changed()
+        _log.info("worker resumed", worker=worker.name)
+
     def _by_model(self) -> dict[str, ModelGroup]:
         if self._groups is None:
             self._groups = model_groups(self.workers)

@@ -1,8 +1,8 @@
 """A headless Chromium, driven over the DevTools protocol: as much of it as the console's tests need.
 
-    async with browser(tmp_path) as chromium, chromium.page(width=360) as page:
-        await page.goto(url)
-        await page.until("document.title === 'Radixfleet'")
+async with browser(tmp_path) as chromium, chromium.page(width=360) as page:
+    await page.goto(url)
+    await page.until("document.title === 'Radixfleet'")
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class Page:
         feature = {"name": "prefers-color-scheme", "value": name}
         await self.call("Emulation.setEmulatedMedia", features=[feature])
 
-    async def screenshot(self, file: Path, *, whole: bool = False, quality: int | None = None) -> None:
+    async def screenshot(self, file: Path, *, whole: bool = False) -> None:
         """As PNG; with `whole` all of the page."""
         answer = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        file.write_bytes(base64.b64decode(answer["data"]))
+        file.write_bytes(base64.b64decode(answer["data"]))  # noqa: ASYNC240  nothing else waits in a test
 
     def hear(self, method: str, parameters: dict[str, Any]) -> None:
         """An event of this tab."""

@@ -404,6 +404,13 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
         await _pass(worker.drain_gate)
         return worker_pb2.DrainResponse(finished_requests=worker.count("finished"))
 
+    async def Resume(
+        self, request: worker_pb2.ResumeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> worker_pb2.ResumeResponse:
+        self._worker.status = WorkerStatus.SERVING
+        self._worker.publish()
+        return worker_pb2.ResumeResponse()
+
     async def FlushCache(
         self, request: worker_pb2.FlushCacheRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.FlushCacheResponse:

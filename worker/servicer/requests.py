@@ -47,6 +47,9 @@ class RunningRequests:
         self._running: dict[ExecutionId, Generation] = {}
         self._empty = asyncio.Event()
         self._empty.set()
+        self._resumed = asyncio.Event()
+        """Set, and replaced, when a drain is called off."""
+        self._is_leaving = False
 
     def __len__(self) -> int:
         return len(self._running)
@@ -107,21 +110,36 @@ class RunningRequests:
             self._engine.abort(uid)
         return True
 
-    async def drain(self, grace_s: float) -> tuple[int, int]:
+    async def drain(self, grace_s: float, *, resumable: bool = False) -> tuple[int, int]:
         """Take no new requests, and wait for those running; after the grace they are aborted.
 
-        Returns how many finished by themselves and how many were aborted.
+        `resumable`: `resume` calls it off; else the worker is about to end, and nothing does. Returns how many requests
+        finished by themselves and how many were aborted.
         """
+        self._is_leaving |= not resumable
         self._observer.feed.drain()
         running = len(self._running)
-        if await self._is_empty_within(grace_s):
+        resumed = self._resumed
+        if await self._is_empty_within(grace_s, resumed):
             return running, 0
+        if resumed.is_set() and resumable:
+            return running - len(self._running), 0
         aborted = sum([self.abort(execution_id) for execution_id in tuple(self._running)])
         if not await self._is_empty_within(_FLUSH_S):
             _log.warning("clients did not read the end of their requests", requests=len(self._running))
         return running - aborted, aborted
 
-    async def _is_empty_within(self, seconds: float) -> bool:
+    def resume(self) -> None:
+        """Take requests again: a drain that waits ends, and aborts nothing. Raises Unavailable on the way out."""
+        if self._is_leaving:
+            raise Unavailable("the worker is about to end", retry_after_s=_RETRY_AFTER_S)
+        self._resumed.set()
+        self._resumed = asyncio.Event()
+        self._observer.feed.resume()
+
+    async def _is_empty_within(self, seconds: float, resumed: asyncio.Event | None = None) -> bool:
+        """Wait for the last request to end, for so long, or until `resumed` is set."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, resumed) if event is not None]
         try:
             async with asyncio.timeout(seconds):
                 await self._empty.wait()

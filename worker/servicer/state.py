@@ -147,6 +147,11 @@ class StateFeed:
         self._draining = True
         self._update_status()
 
+    def resume(self) -> None:
+        """The worker takes requests again."""
+        self._draining = False
+        self._update_status()
+
     def lease_event(self, event: worker_pb2.LeaseEvent) -> None:
         """Tell the watchers what became of a leased request."""
         self._lease_events.append(event)

@@ -468,6 +468,26 @@ class DrainWorkerRequest(_message.Message):
 Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
 
 @_typing.final
+class ResumeWorkerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker's id, or the address that the router knows it by."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeWorkerRequest: _TypeAlias = ResumeWorkerRequest  # noqa: Y015
+
+@_typing.final
 class RemoveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -60,6 +60,11 @@ class FleetStub:
                 request_serializer=radixfleet_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=radixfleet_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/radixfleet.v1.Fleet/Resume',
+                request_serializer=radixfleet_dot_v1_dot_fleet__pb2.ResumeWorkerRequest.SerializeToString,
+                response_deserializer=radixfleet_dot_v1_dot_worker__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.Remove = channel.unary_unary(
                 '/radixfleet.v1.Fleet/Remove',
                 request_serializer=radixfleet_dot_v1_dot_fleet__pb2.RemoveRequest.SerializeToString,
@@ -106,6 +111,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """Puts a drained, or draining, worker back to work.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Remove(self, request, context):
         """Forgets a worker at once. Requests that are streaming from it go on.
         """
@@ -140,6 +152,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=radixfleet_dot_v1_dot_fleet__pb2.DrainWorkerRequest.FromString,
                     response_serializer=radixfleet_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=radixfleet_dot_v1_dot_fleet__pb2.ResumeWorkerRequest.FromString,
+                    response_serializer=radixfleet_dot_v1_dot_worker__pb2.ResumeResponse.SerializeToString,
             ),
             'Remove': grpc.unary_unary_rpc_method_handler(
                     servicer.Remove,
@@ -282,6 +299,33 @@ class Fleet:
             '/radixfleet.v1.Fleet/Drain',
             radixfleet_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
             radixfleet_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixfleet.v1.Fleet/Resume',
+            radixfleet_dot_v1_dot_fleet__pb2.ResumeWorkerRequest.SerializeToString,
+            radixfleet_dot_v1_dot_worker__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

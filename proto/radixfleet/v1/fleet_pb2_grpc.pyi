@@ -44,6 +44,8 @@ class FleetStub:
     """Adds a worker by address; the router dials it and keeps dialling. Registering again is harmless."""
     Drain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _worker_pb2.DrainResponse]
     """Sends the worker no new requests and tells it to drain; returns when it is empty."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ResumeWorkerRequest, _worker_pb2.ResumeResponse]
+    """Puts a drained, or draining, worker back to work."""
     Remove: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RemoveRequest, _fleet_pb2.RemoveResponse]
     """Forgets a worker at once. Requests that are streaming from it go on."""
 
@@ -62,6 +64,8 @@ class FleetAsyncStub(FleetStub):
     """Adds a worker by address; the router dials it and keeps dialling. Registering again is harmless."""
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """Sends the worker no new requests and tells it to drain; returns when it is empty."""
+    Resume: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ResumeWorkerRequest, _worker_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Puts a drained, or draining, worker back to work."""
     Remove: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RemoveRequest, _fleet_pb2.RemoveResponse]  # type: ignore[assignment]
     """Forgets a worker at once. Requests that are streaming from it go on."""
 
@@ -107,6 +111,14 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """Sends the worker no new requests and tells it to drain; returns when it is empty."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _fleet_pb2.ResumeWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ResumeResponse, _abc.Awaitable[_worker_pb2.ResumeResponse]]:
+        """Puts a drained, or draining, worker back to work."""
 
     @_abc_1.abstractmethod
     def Remove(

@@ -59,6 +59,11 @@ class WorkerStub:
                 request_serializer=radixfleet_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=radixfleet_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/radixfleet.v1.Worker/Resume',
+                request_serializer=radixfleet_dot_v1_dot_worker__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=radixfleet_dot_v1_dot_worker__pb2.ResumeResponse.FromString,
+                _registered_method=True)
         self.FlushCache = channel.unary_unary(
                 '/radixfleet.v1.Worker/FlushCache',
                 request_serializer=radixfleet_dot_v1_dot_worker__pb2.FlushCacheRequest.SerializeToString,
@@ -113,6 +118,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """Takes requests again after Drain; a Drain that still waits returns at once and aborts nothing. UNAVAILABLE when the
+        worker drains because it is to end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def FlushCache(self, request, context):
         """Drops every cached prefix that no request is using. Running requests keep theirs.
         """
@@ -154,6 +167,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=radixfleet_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=radixfleet_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=radixfleet_dot_v1_dot_worker__pb2.ResumeRequest.FromString,
+                    response_serializer=radixfleet_dot_v1_dot_worker__pb2.ResumeResponse.SerializeToString,
             ),
             'FlushCache': grpc.unary_unary_rpc_method_handler(
                     servicer.FlushCache,
@@ -301,6 +319,33 @@ class Worker:
             '/radixfleet.v1.Worker/Drain',
             radixfleet_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             radixfleet_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/radixfleet.v1.Worker/Resume',
+            radixfleet_dot_v1_dot_worker__pb2.ResumeRequest.SerializeToString,
+            radixfleet_dot_v1_dot_worker__pb2.ResumeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class WorkerStub:
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
     """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left."""
+    Resume: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ResumeRequest, _worker_pb2.ResumeResponse]
+    """Takes requests again after Drain; a Drain that still waits returns at once and aborts nothing. UNAVAILABLE when the
+    worker drains because it is to end.
+    """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FlushCacheRequest, _worker_pb2.FlushCacheResponse]
     """Drops every cached prefix that no request is using. Running requests keep theirs."""
     Abort: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]
@@ -71,6 +75,10 @@ class WorkerAsyncStub(WorkerStub):
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
     """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left."""
+    Resume: _aio.UnaryUnaryMultiCallable[_worker_pb2.ResumeRequest, _worker_pb2.ResumeResponse]  # type: ignore[assignment]
+    """Takes requests again after Drain; a Drain that still waits returns at once and aborts nothing. UNAVAILABLE when the
+    worker drains because it is to end.
+    """
     FlushCache: _aio.UnaryUnaryMultiCallable[_worker_pb2.FlushCacheRequest, _worker_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Drops every cached prefix that no request is using. Running requests keep theirs."""
     Abort: _aio.UnaryUnaryMultiCallable[_worker_pb2.AbortRequest, _worker_pb2.AbortResponse]  # type: ignore[assignment]
@@ -122,6 +130,16 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
         """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _worker_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.ResumeResponse, _abc.Awaitable[_worker_pb2.ResumeResponse]]:
+        """Takes requests again after Drain; a Drain that still waits returns at once and aborts nothing. UNAVAILABLE when the
+        worker drains because it is to end.
+        """
 
     @_abc_1.abstractmethod
     def FlushCache(

@@ -1,0 +1,56 @@
+"""The end of a drain that was asked for: the worker takes requests again, unless it is on its way out."""
+
+import asyncio
+
+import grpc.aio
+import pytest
+
+from radixfleet.channel import open_channel
+from radixfleet.client import Client
+from radixfleet.errors import Unavailable
+from radixfleet.types import WorkerStatus
+from radixfleet.v1 import worker_pb2, worker_pb2_grpc
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_runner, sim_worker
+from worker.runner.sim import CostModel
+
+
+async def test_a_drained_worker_takes_requests_again():
+    async with sim_worker() as worker, open_channel(worker.address) as channel, Client(worker.address) as client:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        await stub.Drain(worker_pb2.DrainRequest(grace_s=1))
+        with pytest.raises(Unavailable, match="draining"):
+            await client.complete("hello", max_new_tokens=2, timeout_s=0.5)
+        await stub.Resume(worker_pb2.ResumeRequest())
+        assert worker.feed.status is WorkerStatus.SERVING
+        assert (await client.complete("hello", max_new_tokens=2)).usage.completion_tokens == 2
+
+
+async def test_a_drain_that_waits_is_called_off_and_aborts_nothing():
+    runner = sim_runner(cost=CostModel(step_s=0.02))
+    async with (
+        sim_worker(runner) as worker,
+        open_channel(worker.address) as channel,
+        Client(worker.address) as client,
+    ):
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        answer = asyncio.create_task(client.complete("hello", max_new_tokens=40, ignore_eos=True))
+        await until(lambda: len(worker.requests))
+        draining = asyncio.create_task(_drained(stub))
+        await until(lambda: worker.feed.status is WorkerStatus.DRAINING)
+        await stub.Resume(worker_pb2.ResumeRequest())
+        assert (await draining).aborted_requests == 0
+        assert (await answer).usage.completion_tokens == 40
+
+
+async def test_a_worker_that_is_about_to_end_does_not_come_back():
+    async with sim_worker() as worker, open_channel(worker.address) as channel:
+        await worker.requests.drain(0.1)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await worker_pb2_grpc.WorkerStub(channel).Resume(worker_pb2.ResumeRequest())
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert worker.feed.status is WorkerStatus.DRAINING
+
+
+async def _drained(stub: worker_pb2_grpc.WorkerStub) -> worker_pb2.DrainResponse:
+    return await stub.Drain(worker_pb2.DrainRequest(grace_s=60))
