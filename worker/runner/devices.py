@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import psutil
 import torch
 
@@ -65,18 +63,6 @@ def usable_memory(device: torch.device, setting: int | None) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(psutil.virtual_memory().total, _container_limit()) // 2
-
-
-def upload(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """A copy of a host array on the device; what is launched after it sees it, and the caller waits for nothing.
-
-    From pageable memory a copy to a GPU waits for all that runs there. From pinned memory it does not, and torch's
-    allocator of such memory gives it to nobody else before the copy is done.
-    """
-    tensor = torch.from_numpy(np.array(array))  # a plan's arrays are read-only, which torch does not know
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
 
 
 def num_processors(device: torch.device) -> int:

@@ -1,8 +1,4 @@
-"""Random numbers without state: a hash of (seed, position).
-
-A row's draw so depends neither on the other rows of its batch nor on how often anything was drawn before: a request
-gives the same tokens alone and in a batch, after a retraction, and in a replayed step.
-"""
+"""Random numbers without state: a hash of (seed, position). See `worker.sampling.noise` for what is made of them."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MANTISSA_BITS = 53
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -26,8 +21,7 @@ def child_seeds(seed: int, n: int) -> list[int]:
     return [seed, *children.tolist()]
 
 
-def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Uniform numbers in [0, 1), one for each (seed, position); independent between seeds and between positions."""
-    streams = _mix(seeds.astype(np.uint64) + _GOLDEN)
-    mixed = _mix(streams + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
-    return (mixed >> np.uint64(64 - _MANTISSA_BITS)).astype(np.float64) * 2.0**-_MANTISSA_BITS
+def stream_bits(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """64 random bits for each (seed, position); independent between seeds and between positions."""
+    of_seeds = _mix(seeds.astype(np.uint64) + _GOLDEN)
+    return _mix(of_seeds + (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN)

@@ -11,60 +11,96 @@ depend on the order in which a sort leaves equal scores.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.memory.upload import upload, upload_indices
+
 _NUM_CANDIDATES = 1024
 """Sorting this many is several times cheaper than sorting a vocabulary, and nearly always enough."""
+_MAGNITUDE = 0x7FFFFFFF
+_INFINITY_BITS = 0x7F800000
 
 
-def keep_likely(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def keep_likely(
+    scores: Tensor,
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+    min_p: npt.NDArray[np.float64],
+) -> Tensor:
     """Scores [n, vocab] with those of excluded tokens set to -inf.
 
-    Per row: `top_k` int64 (0 or less: all), `top_p` float in (0, 1], `min_p` float in [0, 1]. The likeliest token is
-    always kept.
+    Per row, on the host, which so need not wait for the device to know what to launch: `top_k` (0 or less: all),
+    `top_p` in (0, 1], `min_p` in [0, 1]. The likeliest token is always kept.
     """
     return _keep_min_p(_keep_top_p(_keep_top_k(scores, top_k), top_p), min_p)
 
 
-def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
-    rows = ((top_k > 0) & (top_k < scores.shape[1])).nonzero()[:, 0]
-    if not len(rows):
+def _keep_top_k(scores: Tensor, top_k: npt.NDArray[np.int64]) -> Tensor:
+    limited = np.flatnonzero((top_k > 0) & (top_k < scores.shape[1]))
+    if not len(limited):
         return scores
-    k = top_k[rows]
+    k, rows = top_k[limited], upload_indices(limited, scores.device)
     ordered = scores[rows].topk(int(k.max()), dim=1).values
-    return _without_below(scores, rows, ordered.gather(1, (k - 1)[:, None]))
+    return _without_below(scores, rows, ordered.gather(1, upload_indices(k - 1, scores.device)[:, None]))
 
 
-def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    rows = (top_p < 1).nonzero()[:, 0]
-    if not len(rows):
+def _keep_top_p(scores: Tensor, top_p: npt.NDArray[np.float64]) -> Tensor:
+    limited = np.flatnonzero(top_p < 1)
+    if not len(limited):
         return scores
-    chosen = scores[rows]
-    mass = top_p[rows].double() * chosen.double().exp().sum(1)
-    num_candidates = min(_NUM_CANDIDATES, scores.shape[1])
-    thresholds, found = _nucleus_thresholds(chosen.topk(num_candidates, dim=1).values, mass)
-    for row in (~found).nonzero()[:, 0].tolist():  # a flat distribution: its nucleus is larger than the candidates
-        ordered = chosen[row : row + 1].sort(dim=1, descending=True).values
-        thresholds[row] = _nucleus_thresholds(ordered, mass[row : row + 1])[0][0]
-    return _without_below(scores, rows, thresholds)
+    rows, shares = upload_indices(limited, scores.device), upload(top_p[limited], scores.device)
+    thresholds = nucleus_by_sorting if scores.device.type == "cpu" else nucleus_by_halving
+    return _without_below(scores, rows, thresholds(scores[rows], shares))
 
 
-def _keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
-    rows = (min_p > 0).nonzero()[:, 0]
-    if not len(rows):
+def _keep_min_p(scores: Tensor, min_p: npt.NDArray[np.float64]) -> Tensor:
+    limited = np.flatnonzero(min_p > 0)
+    if not len(limited):
         return scores
-    return _without_below(scores, rows, min_p[rows].log().to(scores.dtype)[:, None])
+    least = np.log(min_p[limited]).astype(np.float32)[:, None]
+    return _without_below(scores, upload_indices(limited, scores.device), upload(least, scores.device))
 
 
 def _without_below(scores: Tensor, rows: Tensor, thresholds: Tensor) -> Tensor:
     """A copy in which the given rows have lost their scores below the thresholds [len(rows), 1]."""
     kept, chosen = scores.clone(), scores[rows]
-    kept[rows] = chosen.masked_fill(chosen < thresholds, -torch.inf)
+    kept[rows] = chosen.masked_fill_(chosen < thresholds, -torch.inf)
     return kept
 
 
-def _nucleus_thresholds(ordered: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
+def nucleus_by_sorting(scores: Tensor, shares: Tensor) -> Tensor:
+    """Score [n, 1] of the least likely token in each row's nucleus. `shares` float64 [n]. Waits for the device."""
+    mass = shares * scores.double().exp().sum(1)
+    num_candidates = min(_NUM_CANDIDATES, scores.shape[1])
+    thresholds, found = _reached(scores.topk(num_candidates, dim=1).values, mass)
+    for row in (~found).nonzero()[:, 0].tolist():  # a flat distribution: its nucleus is larger than the candidates
+        ordered = scores[row : row + 1].sort(dim=1, descending=True).values
+        thresholds[row] = _reached(ordered, mass[row : row + 1])[0][0]
+    return thresholds
+
+
+def nucleus_by_halving(scores: Tensor, shares: Tensor) -> Tensor:
+    """The same without waiting for the device, nor sorting: by halving the range in which the threshold lies.
+
+    Scores are 0 and below, and the bits of float32 numbers of one sign are ordered as the numbers are: 31 halvings of
+    the bits' range end at the very score.
+    """
+    weights, bits = scores.exp(), scores.neg().view(torch.int32).bitwise_and_(_MAGNITUDE)
+    mass = shares[:, None] * weights.sum(1, keepdim=True, dtype=torch.float64)
+    lowest = torch.zeros_like(mass, dtype=torch.int32)
+    highest = torch.full_like(lowest, _INFINITY_BITS)
+    for _ in range(31):
+        middle = lowest + torch.div(highest - lowest, 2, rounding_mode="floor")
+        is_enough = torch.where(bits <= middle, weights, 0.0).sum(1, keepdim=True, dtype=torch.float64) >= mass
+        highest = torch.where(is_enough, middle, highest)
+        lowest = torch.where(is_enough, lowest, (middle + 1).minimum(highest))
+    return highest.view(torch.float32).neg()
+
+
+def _reached(ordered: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     """Score [n, 1] of the token with which the sum over descending scores reaches `mass`, and bool [n]: it does."""
     sums = ordered.double().exp().cumsum(1)
     reached = (sums < mass[:, None]).sum(1, keepdim=True)

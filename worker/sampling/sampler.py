@@ -2,10 +2,9 @@
 
     1. tokens that a row must not give are masked (end-of-sequence below min_new_tokens)
     2. the likeliest token of every row: the answer of greedy rows, and NaN where the row's logits hold one
-    3. rows with a temperature: scores, filters, cumulated probabilities in vocabulary order, and the first token whose
-       sum exceeds u * total, with one uniform number u of (seed, position) a row (the distribution function, inverted)
+    3. rows with a temperature: scores, filters, and the token whose score and noise are the largest together (`noise`)
 
-Cumulating in float64 keeps the error of a vocabulary's 10^5 additions below that of the float32 logits.
+Which rows ask for what is known on the host, so nothing here waits for a GPU.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.sampling.counter_random import uniform
+from worker.memory.upload import upload, upload_indices
 from worker.sampling.filters import keep_likely
+from worker.sampling.noise import noise, streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +42,29 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
 
     A row has failed when its logits hold a NaN or +inf, or nothing but -inf; its token is then 0. Writes into `logits`.
     """
-    for row, token_ids in batch.banned:
-        logits[row, list(token_ids)] = -torch.inf
+    _ban(logits, batch.banned)
     largest, tokens = logits.max(dim=1)  # max carries NaN on
     failed = ~torch.isfinite(largest)
     drawing = np.flatnonzero(batch.temperature > 0)
     if len(drawing):
-        rows = torch.from_numpy(drawing).to(logits.device)
+        rows = upload_indices(drawing, logits.device)
         tokens[rows] = _draw(logits[rows], largest[rows], batch, drawing)
     return tokens.masked_fill_(failed, 0), failed
 
 
+def _ban(logits: Tensor, banned: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+    if not banned:
+        return
+    rows = np.repeat([row for row, _ in banned], [len(token_ids) for _, token_ids in banned])
+    tokens = np.concatenate([token_ids for _, token_ids in banned])
+    nothing = torch.full((), -torch.inf, dtype=logits.dtype, device=logits.device)
+    logits.index_put_((upload_indices(rows, logits.device), upload_indices(tokens, logits.device)), nothing)
+
+
 def _draw(logits: Tensor, largest: Tensor, batch: SamplingBatch, drawing: npt.NDArray[np.intp]) -> Tensor:
     device = logits.device
-
-    def parameter(values: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values[drawing]).to(device)
-
     # Subtracting first keeps the likeliest token at 0, however small the temperature is.
-    scores = (logits - largest[:, None]) / parameter(batch.temperature)[:, None]
-    scores = keep_likely(scores, parameter(batch.top_k), parameter(batch.top_p), parameter(batch.min_p))
-    sums = scores.double().exp().cumsum(1)
-    totals = sums[:, -1:]
-    drawn = torch.from_numpy(uniform(batch.seeds[drawing], batch.positions[drawing])).to(device)[:, None]
-    targets = torch.minimum(drawn * totals, torch.nextafter(totals, torch.zeros_like(totals)))
-    # The first token whose sum exceeds the target: its own probability is above 0. Failed rows point past the end.
-    return torch.searchsorted(sums, targets, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
+    scores = (logits - largest[:, None]) / upload(batch.temperature[drawing], device)[:, None]
+    scores = keep_likely(scores, batch.top_k[drawing], batch.top_p[drawing], batch.min_p[drawing])
+    rows = upload(streams(batch.seeds[drawing], batch.positions[drawing]), device)
+    return noise(rows, logits.shape[1]).add_(scores).argmax(dim=1)

@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.memory.upload import upload, upload_indices
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.paged import PagedBatch, as_pages
 from worker.runner.attention.protocol import AttentionBatch
-from worker.runner.devices import upload
 
 MAX_HEAD_DIM = 256
 _AMPERE, _HOPPER, _BLACKWELL = (8, 0), (9, 0), (10, 0)
@@ -189,6 +189,6 @@ class _Gathered:
         offsets = np.zeros(len(ends) + 1, np.int64)
         np.cumsum(ends, out=offsets[1:])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], ends)
-        rows = upload(np.repeat(batch.rows.astype(np.int64), ends), device)
-        slots = batch.table[rows, upload(positions, device)].long()
+        rows = upload_indices(np.repeat(batch.rows, ends), device)
+        slots = batch.table[rows, upload_indices(positions, device)].long()
         return cls(slots, upload(offsets.astype(np.int32), device))

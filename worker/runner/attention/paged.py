@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from worker.memory.upload import upload, upload_indices
 from worker.runner.attention.protocol import AttentionBatch
-from worker.runner.devices import upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PagedBatch:
         device = batch.table.device
         longest_end = int(batch.ends.max())
         first_slots = batch.table[:, :longest_end:page_size]
-        slots = first_slots.index_select(0, upload(batch.rows.astype(np.int64), device))
+        slots = first_slots.index_select(0, upload_indices(batch.rows, device))
         offsets = np.zeros(len(batch.lengths) + 1, np.int32)
         np.cumsum(batch.lengths, out=offsets[1:])
         return cls(

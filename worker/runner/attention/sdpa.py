@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from worker.memory.upload import upload_indices
 from worker.runner.attention.protocol import AttentionBatch
 
 _MAX_GATHERED_TOKENS = 65_536
@@ -113,15 +114,15 @@ def _grouped(by_length: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
 
 def _decode_group(batch: AttentionBatch, members: np.ndarray, offsets: np.ndarray, ends: np.ndarray) -> _DecodeGroup:
     device = batch.table.device
-    lengths = torch.from_numpy(ends[members].astype(np.int64)).to(device)
+    lengths = upload_indices(ends[members], device)
     longest = int(ends[members[0]])
-    slots = batch.table[torch.from_numpy(batch.rows[members].astype(np.int64)).to(device), :longest].long()
+    slots = batch.table[upload_indices(batch.rows[members], device), :longest].long()
     mask = None
     if int(ends[members[-1]]) != longest:
         valid = torch.arange(longest, device=device) < lengths[:, None]
         slots = torch.where(valid, slots, 0)
         mask = valid[:, None, None, :]
-    return _DecodeGroup(torch.from_numpy(offsets[members].astype(np.int64)).to(device), slots.flatten(), mask)
+    return _DecodeGroup(upload_indices(offsets[members], device), slots.flatten(), mask)
 
 
 def _attend_tiled(start: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:

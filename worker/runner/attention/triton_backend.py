@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from worker.core.step import Int32Array
+from worker.memory.upload import upload
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.paged import PagedBatch
 from worker.runner.attention.protocol import AttentionBatch
 from worker.runner.attention.triton_kernels import attend_blocks, combine_splits
-from worker.runner.devices import num_processors, upload
+from worker.runner.devices import num_processors
 
 _LEAST_ROWS = 16
 """Rows and columns of the smallest matrices that the kernels' products take."""

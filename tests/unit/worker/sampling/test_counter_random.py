@@ -1,10 +1,12 @@
 import numpy as np
 
-from worker.sampling.counter_random import child_seeds, uniform
+from worker.sampling.counter_random import child_seeds, stream_bits
 
 
 def draws(seeds: object, positions: object) -> np.ndarray:
-    return uniform(np.asarray(seeds, np.uint64), np.asarray(positions, np.int64))
+    """As numbers in [0, 1)."""
+    bits = stream_bits(np.asarray(seeds, np.uint64), np.asarray(positions, np.int64))
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def test_numbers_are_fixed_forever() -> None:

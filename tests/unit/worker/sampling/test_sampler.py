@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.support.slow_sampling import distribution
-from worker.sampling.counter_random import uniform
+from worker.sampling.noise import noise, streams
 from worker.sampling.sampler import SamplingBatch, sample
 
 
@@ -146,9 +146,69 @@ def test_a_tiny_temperature_is_greedy_and_a_huge_one_uniform() -> None:
     assert set(tokens(logits, batch(500, temperature=1e30, seeds=np.arange(500)))) == {0, 1, 2, 3}
 
 
-def test_impossible_tokens_are_not_drawn_at_the_ends_of_the_range() -> None:
-    """The inverted distribution function at u = 0 and just below 1: zero-probability tokens lie at both ends."""
-    numbers = uniform(np.arange(500_000, dtype=np.uint64), np.zeros(500_000, np.int64))
-    extremes = np.concatenate((np.argsort(numbers)[:50], np.argsort(numbers)[-50:]))
-    logits = torch.tensor([-torch.inf, 0.0, 0.0, -torch.inf]).expand(100, -1)
-    assert tokens(logits, batch(100, temperature=1.0, seeds=extremes)) == [1] * 50 + [2] * 50
+def test_impossible_tokens_are_not_drawn_and_a_lone_one_always_is() -> None:
+    """Whatever their noise: among half a million draws are the largest and the smallest that there is."""
+    numbers = np.arange(250_000)
+    only_middle = torch.tensor([-torch.inf, 0.0, 0.0, -torch.inf]).expand(len(numbers), -1)
+    assert set(tokens(only_middle, batch(len(numbers), temperature=1.0, seeds=numbers))) == {1, 2}
+    alone = torch.tensor([-torch.inf, -torch.inf, 3.0]).expand(len(numbers), -1)
+    assert set(tokens(alone, batch(len(numbers), temperature=1.0, positions=numbers))) == {2}
+
+
+def test_draws_at_neighbouring_positions_are_independent() -> None:
+    """Behaviour 31: pairs of tokens come as often as their probabilities multiplied."""
+    logits = torch.linspace(-1, 1, 5)
+    num_draws = 40_000
+    first, second = (
+        np.array(tokens(logits.expand(num_draws, -1), batch(num_draws, temperature=1.0, seeds=seeds, positions=at)))
+        for seeds, at in ((np.arange(num_draws), 7), (np.arange(num_draws), 8))
+    )
+    expected = np.outer(*[distribution(logits.double().numpy(), temperature=1.0)] * 2).ravel() * num_draws
+    counts = np.bincount(first * 5 + second, minlength=25)
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert statistic < 24 + 5 * 48**0.5 + 5
+
+
+def test_last_bits_of_logits_flip_few_draws() -> None:
+    """Two kernels differ in the last bits. What flips is little more than what must, and nothing that ranks far away.
+
+    No way to draw flips less than the distance (total variation) of the two distributions; inverting the distribution
+    function flips several times that, as each boundary moves with all the probabilities before it.
+    """
+    generator = torch.Generator().manual_seed(9)
+    logits = torch.randn(4000, 500, generator=generator) * 2
+    changed = logits + torch.randn(logits.shape, generator=generator) * 0.02
+    parameters = batch(4000, temperature=1.0, seeds=np.arange(4000))
+    before, after = np.array(tokens(logits, parameters)), np.array(tokens(changed, parameters))
+    probabilities = [each.double().softmax(1) for each in (logits, changed)]
+    least = float((probabilities[0] - probabilities[1]).abs().sum(1).mean() / 2)
+    targets = torch.rand(4000, 1, dtype=torch.float64, generator=generator)
+    inverted = [torch.searchsorted(each.cumsum(1), targets).clamp(max=499)[:, 0].numpy() for each in probabilities]
+    flips, flips_inverted = (before != after).mean(), (inverted[0] != inverted[1]).mean()
+    assert flips < 3 * least
+    assert flips < flips_inverted / 2
+
+
+def test_noise_is_fixed_forever() -> None:
+    """A recorded (seed, position) must replay in later versions, and on other devices."""
+    rows = torch.from_numpy(streams(np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 5, 10**6])))
+    expected = torch.tensor(
+        [
+            [1.777847, 0.5755, 0.322725, 3.380201],
+            [1.180416, -0.371755, 3.524349, -0.449837],
+            [0.383699, 0.580684, -0.220161, -0.938741],
+        ]
+    )
+    torch.testing.assert_close(noise(rows, 4), expected, rtol=2e-6, atol=1e-6)
+    assert torch.equal(noise(rows, 49_152)[:, :4], noise(rows, 4)), "a token's noise does not depend on the vocabulary"
+
+
+def test_noise_is_gumbels() -> None:
+    """By its quantiles, over tokens, over positions and over seeds; tokens beside each other are independent."""
+    for seeds, positions, size in ((np.zeros(1), np.zeros(1), 200_000), (np.arange(200_000), np.zeros(200_000), 1)):
+        rows = torch.from_numpy(streams(seeds.astype(np.uint64), positions.astype(np.int64)))
+        values = noise(rows, size).ravel().double()
+        uniform = (-(-values).exp()).exp().numpy()
+        counts = np.histogram(uniform, bins=100, range=(0, 1))[0]
+        assert ((counts - 2000) ** 2 / 2000).sum() < 161  # 99 degrees of freedom: above this once in 10,000
+        assert abs(np.corrcoef(uniform[:-1], uniform[1:])[0, 1]) < 0.009  # 4 standard deviations

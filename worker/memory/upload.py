@@ -1,0 +1,26 @@
+"""From arrays of the host to tensors of the device. For runners only: the rest of this package has no torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """A copy of the array on the device: what is launched after it sees it, and the caller waits for nothing.
+
+    From pageable memory a copy to a GPU waits for all that runs there. From pinned memory it does not, and torch's
+    allocator of such memory gives it to nobody else before the copy is done: that is the barrier which keeps the host
+    from overwriting what a launched step is still to read.
+    """
+    tensor = torch.from_numpy(np.array(array))  # a plan's arrays are read-only, which torch does not know
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
+
+
+def upload_indices(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
+    """The same as int64, which torch indexes by."""
+    return upload(array.astype(np.int64), device)
