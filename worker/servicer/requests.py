@@ -141,11 +141,11 @@ class RunningRequests:
         """Wait for the last request to end, for so long, or until `resumed` is set."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self._empty, resumed) if event is not None]
         try:
-            async with asyncio.timeout(seconds):
-                await self._empty.wait()
-        except TimeoutError:
-            return False
-        return True
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self._empty.is_set()
 
     def _output_text(self, prepared: Prepared) -> OutputText:
         skip = prepared.sampling.skip_special_tokens
