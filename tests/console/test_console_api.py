@@ -16,9 +16,9 @@ from radixfleet.keys import key_line
 from router.app import running_router
 from tests.support.fake_worker import Script
 from tests.support.router_fixture import Fleet, fake_worker, running_fleet, settings
-from tests.support.secured_fleet import KEY, TOKEN
 from tests.support.waiting import until
 
+KEY, TOKEN = "rfk_a-client-of-this-test", "token-of-this-test-0123456789"
 ORDER = {"X-Radixfleet-Console": "1"}
 
 
