@@ -1,0 +1,189 @@
+"""Every gRPC method of router and worker, tried without a key, with wrong ones, and with those that open it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from radixfleet.channel import open_channel
+from radixfleet.clock import ManualClock
+from radixfleet.endpoint import Endpoint
+from radixfleet.keys import key_line
+from radixfleet.v1 import fleet_pb2, inference_pb2, worker_pb2
+from router.app import running_router
+from tests.support.router_fixture import settings
+from tests.support.secured_fleet import KEY, TOKEN, WRONG, SecuredFleet, secured_fleet
+from tests.support.worker_fixture import sim_worker
+
+CLIENT = {
+    "Inference": ["Generate", "Tokenize", "Detokenize", "GetModelInfo"],
+    "Fleet": ["Route", "Explain", "ListWorkers"],
+}
+ADMIN = {
+    "Fleet": ["Register", "Drain", "Resume", "Remove"],
+    "Worker": ["GetInfo", "GetTokenizer", "WatchState", "Link", "Drain", "Resume", "FlushCache", "Abort"],
+}
+SERVICES = {
+    name: file.DESCRIPTOR.services_by_name[name]
+    for name, file in {"Inference": inference_pb2, "Fleet": fleet_pb2, "Worker": worker_pb2}.items()
+}
+REFUSED = ("UNAUTHENTICATED", "PERMISSION_DENIED")
+
+
+def methods(table: dict[str, list[str]]) -> list[str]:
+    return [f"{service}.{method}" for service, names in table.items() for method in names]
+
+
+async def outcome(endpoint: Endpoint, method: str) -> str:
+    """The status of a call with an empty request. A stream that gives something, or waits, was let in: "OK"."""
+    service, _, name = method.partition(".")
+    descriptor: MethodDescriptor = SERVICES[service].methods_by_name[name]
+    request = message_factory.GetMessageClass(descriptor.input_type)()
+    path = f"/{descriptor.containing_service.full_name}/{name}"
+    serialize = type(request).SerializeToString
+    async with open_channel(endpoint) as channel:
+        try:
+            if not descriptor.server_streaming:
+                await channel.unary_unary(path, serialize)(request, timeout=20)
+                return "OK"
+            make = channel.stream_stream if descriptor.client_streaming else channel.unary_stream
+            call = make(path, serialize)(iter([request]) if descriptor.client_streaming else request, timeout=20)
+            await call.read()
+            return (await call.code()).name if call.done() else "OK"
+        except grpc.aio.AioRpcError as error:
+            if error.code().name in REFUSED:
+                assert_explained(error)
+            return error.code().name
+
+
+def assert_explained(error: grpc.aio.AioRpcError) -> None:
+    """A refusal carries ErrorInfo, and no key."""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    info = error_details_pb2.ErrorInfo()
+    assert status is not None
+    assert status.details[0].Unpack(info)
+    assert (info.domain, info.reason) == ("radixfleet", error.code().name)
+    for secret in (KEY, TOKEN, WRONG):
+        assert secret not in str(status)
+
+
+def test_the_tables_here_have_every_method() -> None:
+    for name, service in SERVICES.items():
+        assert sorted(CLIENT.get(name, []) + ADMIN.get(name, [])) == sorted(service.methods_by_name)
+
+
+def places(method: str) -> list[str]:
+    """Who serves it."""
+    return {"Inference": ["router", "worker"], "Fleet": ["router"], "Worker": ["worker"]}[method.partition(".")[0]]
+
+
+def endpoint(fleet: SecuredFleet, place: str, key: str | None) -> Endpoint:
+    return fleet.router_endpoint(key) if place == "router" else fleet.worker_endpoint(key)
+
+
+async def test_doors_of_clients() -> None:
+    async with secured_fleet(None) as fleet:
+        for method in methods(CLIENT):
+            for place in places(method):
+                for key in (None, WRONG):
+                    assert await outcome(endpoint(fleet, place, key), method) == "UNAUTHENTICATED", (place, method)
+                for key in (KEY, TOKEN):
+                    assert await outcome(endpoint(fleet, place, key), method) not in REFUSED, (place, method)
+
+
+async def test_doors_of_admins() -> None:
+    async with secured_fleet(None) as fleet:
+        for method in methods(ADMIN):
+            for place in places(method):
+                for key in (None, WRONG):
+                    assert await outcome(endpoint(fleet, place, key), method) == "UNAUTHENTICATED", (place, method)
+                assert await outcome(endpoint(fleet, place, KEY), method) == "PERMISSION_DENIED", (place, method)
+                assert await outcome(endpoint(fleet, place, TOKEN), method) not in REFUSED, (place, method)
+
+
+async def test_workers_of_a_fleet_without_clients_keys_serve_its_routers_alone() -> None:
+    """Else who reaches a worker would go around whatever stands before the router."""
+    async with sim_worker(admin_token=TOKEN) as worker:
+        for method in methods(CLIENT):
+            if "worker" in places(method):
+                assert await outcome(Endpoint(worker.address), method) == "UNAUTHENTICATED"
+                assert await outcome(Endpoint(worker.address, key=TOKEN), method) not in REFUSED
+    async with running_router(settings(admin_token=TOKEN)) as router:
+        assert await outcome(Endpoint(router.address), "Fleet.ListWorkers") == "OK"
+        assert await outcome(Endpoint(router.address), "Fleet.Register") == "UNAUTHENTICATED"
+
+
+async def test_health_is_open_and_reflection_is_not() -> None:
+    async with secured_fleet(None) as fleet:
+        for place in ("router", "worker"):
+            async with open_channel(endpoint(fleet, place, None)) as channel:
+                health = health_pb2_grpc.HealthStub(channel)
+                answer = await health.Check(health_pb2.HealthCheckRequest())
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            assert await reflected(endpoint(fleet, place, None)) == "UNAUTHENTICATED"
+            assert await reflected(endpoint(fleet, place, WRONG)) == "UNAUTHENTICATED"
+            assert "radixfleet.v1.Inference" in await reflected(endpoint(fleet, place, KEY))
+
+
+async def reflected(endpoint: Endpoint) -> str:
+    """The names of the services, or the status."""
+    async with open_channel(endpoint) as channel:
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]))
+        try:
+            answer = await call.read()
+            return " ".join(service.name for service in answer.list_services_response.service)
+        except grpc.aio.AioRpcError as error:
+            return error.code().name
+
+
+async def test_who_has_no_key_does_not_learn_which_methods_there_are() -> None:
+    async with secured_fleet(None) as fleet:
+        for path, known in (("/no.such.Service/Method", "UNIMPLEMENTED"), ("/radixfleet.v1.Fleet/No", "UNIMPLEMENTED")):
+            for key, expected in ((None, "UNAUTHENTICATED"), (TOKEN, known)):
+                async with open_channel(fleet.router_endpoint(key)) as channel:
+                    with pytest.raises(grpc.aio.AioRpcError) as caught:
+                        await channel.unary_unary(path)(b"")
+                    assert caught.value.code().name == expected
+
+
+async def test_other_engines_dialects_on_a_worker_need_a_key_too() -> None:
+    pytest.importorskip("smg_grpc_proto")
+    path = "/sglang.grpc.scheduler.SglangScheduler/GetModelInfo"
+    async with secured_fleet(None) as fleet:
+        async with open_channel(fleet.worker_endpoint()) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await channel.unary_unary(path)(b"")
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        async with open_channel(fleet.worker_endpoint(KEY)) as channel:
+            assert await channel.unary_unary(path)(b"")
+
+
+async def test_a_large_request_is_refused_before_it_is_read() -> None:
+    """A client without a key cannot make the server take in 60 MB first: the refusal does not wait for the message."""
+    async with secured_fleet(None) as fleet, open_channel(fleet.router_endpoint(WRONG)) as channel:
+        call = channel.stream_stream("/radixfleet.v1.Inference/Generate")()
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED  # nothing was sent at all
+
+
+async def test_a_key_is_taken_up_and_taken_back_while_the_router_runs(tmp_path: Path) -> None:
+    clock = ManualClock()
+    file = tmp_path / "keys"
+    file.write_text(key_line("bob", "rfk_bobs-own") + "\n")
+    values = settings(api_keys=(str(file),), admin_token=TOKEN)
+    async with running_router(values, clock) as router:
+        bob, carol = Endpoint(router.address, key="rfk_bobs-own"), Endpoint(router.address, key="rfk_carols-own")
+        assert await outcome(bob, "Fleet.ListWorkers") == "OK"
+        assert await outcome(carol, "Fleet.ListWorkers") == "UNAUTHENTICATED"
+        file.write_text(key_line("carol", "rfk_carols-own") + "\n")
+        clock.advance(1.0)
+        assert await outcome(bob, "Fleet.ListWorkers") == "UNAUTHENTICATED"
+        assert await outcome(carol, "Fleet.ListWorkers") == "OK"

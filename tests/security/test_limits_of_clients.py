@@ -1,0 +1,52 @@
+"""What one client may ask for over gRPC: requests a second, and requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from radixfleet.client import Client
+from radixfleet.endpoint import Endpoint
+from radixfleet.errors import Overloaded
+from tests.support.fake_worker import Script
+from tests.support.router_fixture import NO_RETRY, fake_worker, running_fleet
+from tests.support.secured_fleet import KEY, TOKEN, secured_fleet
+from tests.support.waiting import until
+
+
+async def test_a_key_that_asks_too_often_hears_when_to_come_again() -> None:
+    async with (
+        secured_fleet(None, max_client_requests_per_s=0.02) as fleet,
+        Client(fleet.router_endpoint(KEY), retry=NO_RETRY) as client,
+        Client(fleet.router_endpoint(TOKEN), retry=NO_RETRY) as admin,
+    ):
+        await client.complete("hello", max_new_tokens=1)
+        for call in (client.complete("hello", max_new_tokens=1), client.explain("hello"), client.tokenize("hello")):
+            with pytest.raises(Overloaded, match="requests a second") as caught:
+                await call
+            assert caught.value.retry_after_s == pytest.approx(50, abs=5)
+            assert caught.value.metadata["limit"] == "requests_per_s"
+        assert await client.list_workers()  # looking is free
+        for _ in range(3):
+            await admin.complete("hello", max_new_tokens=1)
+
+
+async def test_streams_of_one_client_at_once() -> None:
+    """Without keys a client is a host. A stream counts until it ends, also when its client leaves."""
+    worker = fake_worker("w0", script=lambda _: Script(before_finish=asyncio.Event()))
+    async with running_fleet([worker], max_client_requests=2) as fleet:
+        address = Endpoint(fleet.router.address)
+        async with Client(address, retry=NO_RETRY) as client:
+            running = [asyncio.create_task(client.complete(f"p{number}")) for number in range(2)]
+            await until(lambda: fleet.router.log.in_flight == 2, "two requests run")
+            with pytest.raises(Overloaded, match="2 requests of this client are running"):
+                await client.complete("one more")
+            assert await client.list_workers()
+            running[0].cancel()
+            await until(lambda: fleet.router.log.in_flight == 1, "one has left")
+            third = asyncio.create_task(client.complete("one more"))
+            await until(lambda: fleet.router.log.in_flight == 2, "its place is taken")
+            for task in (running[1], third):
+                task.cancel()
+            await asyncio.gather(*running, third, return_exceptions=True)
