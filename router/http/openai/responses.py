@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -180,11 +180,3 @@ class DetokenizeAnswer(msgspec.Struct):
     """POST /detokenize."""
 
     prompt: str
-
-
-class ServerInfo(msgspec.Struct):
-    """GET /server_info."""
-
-    version: str
-    models: list[str]
-    settings: dict[str, Any]

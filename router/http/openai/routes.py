@@ -14,6 +14,7 @@ from router.http.openai.models import models_routes
 from router.http.openai.plan import chat_plan, completion_plan
 from router.http.openai.requests import ChatRequest, CompletionRequest
 from router.http.openai.tokens import TokenEndpoints
+from router.http.openapi import openapi_routes
 
 
 def openai_routes(
@@ -28,6 +29,7 @@ def openai_routes(
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         *models_routes(prompts),
+        *openapi_routes(),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
     ]
