@@ -31,6 +31,8 @@ class WorkerFacts:
     version: str
     block_scheme: int
     block_tokens: int
+    metrics_port: int = 0
+    """Of its Prometheus endpoint; 0: none that it knows of."""
 
     @property
     def comparable_blocks(self) -> bool:
