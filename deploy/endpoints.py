@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from radixfleet.access import is_loopback
+from radixfleet.address import is_loopback
 from radixfleet.endpoint import Endpoint
 from radixfleet.tls import ClientTls
 from radixfleet.watched_file import read_file

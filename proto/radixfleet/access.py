@@ -8,13 +8,13 @@ open_channel(access.endpoint("10.0.0.2:7080"))
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from radixfleet.access_settings import AccessSettings
+from radixfleet.address import is_loopback
 from radixfleet.clock import Clock
 from radixfleet.endpoint import Endpoint
 from radixfleet.guard import Guard
@@ -77,14 +77,6 @@ class Access:
         if not self.guard.is_open and self.tls is None:
             return [f"keys and prompts reach {host} unencrypted: set --tls-cert and --tls-key"]
         return []
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a server that listens on `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _server_tls(settings: AccessSettings, clock: Clock | None) -> ServerTls | None:

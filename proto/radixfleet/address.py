@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from pathlib import Path
 
@@ -11,6 +12,14 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
 def is_wildcard(host: str) -> bool:
     """Whether a server that listens on `host` does so on every interface: such a host is no address to call."""
     return host in _WILDCARDS
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server that listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def local_address(host: str, port: int) -> str:
