@@ -26,6 +26,7 @@ from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.limits import ClientLimits
 from radixfleet.metrics_server import serve_metrics
 from radixfleet.telemetry import setup_logging
+from radixfleet.tracing import setup_tracing
 from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
 from radixfleet.watched_file import UnusableFile
 from router.api.fleet import FleetServicer
@@ -218,6 +219,7 @@ def run(settings: RouterSettings) -> int:
     """
     setup_logging(settings.log_level, json=settings.log_json)
     try:
+        setup_tracing("radixfleet-router")
         asyncio.run(_serve(settings))
     except OSError as error:
         print(f"radixfleet router: {error}", file=sys.stderr)  # noqa: T201  for the operator, whatever the log level

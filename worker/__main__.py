@@ -23,6 +23,7 @@ from radixfleet.errors import RadixfleetError
 from radixfleet.settings import click_options, format_bytes, load
 from radixfleet.telemetry import setup_logging
 from radixfleet.text import TokenizerSpec
+from radixfleet.tracing import setup_tracing
 from radixfleet.watched_file import UnusableFile
 from worker.app import Worker, make_engine, running_worker
 from worker.config import WorkerSettings
@@ -55,6 +56,7 @@ def run(settings: WorkerSettings) -> int:
     """Serve until told to stop; returns the exit code. Only on the main thread are signals listened to."""
     setup_logging(settings.log_level, json=settings.log_json)
     try:
+        setup_tracing("radixfleet-worker")
         path = resolve_model(settings.model, lambda text: _log.info(text))
         spec = load_tokenizer_spec(path)
         return asyncio.run(serve(settings, spec, make_engine(settings, path, spec), Console()))

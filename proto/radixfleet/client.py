@@ -44,6 +44,7 @@ from radixfleet.compose import PromptInput, RequestOptions, generate_request, pr
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
 from radixfleet.retry import RetryPolicy
 from radixfleet.status import error_from_rpc
+from radixfleet.tracing import headers
 from radixfleet.types import ModelInfo, TokenArray
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 
@@ -118,7 +119,7 @@ class Client:
     async def _try_generate(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[Event, None]:
-        call = self._inference.Generate(request, timeout=timeout_s)
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=tuple(headers().items()))
         held: list[Event] = []
         finished: Finished | None = None
         try:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from radixfleet import convert
+from radixfleet.tracing import carried
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.api.prompts import Prompts
 from router.dispatch.dispatcher import Dispatcher, Send
@@ -33,7 +34,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         """Stream one completion."""
         request.request_id = request.request_id or secrets.token_hex(8)
-        with self._log.follow(request.request_id, context.time_remaining) as record:
+        with (
+            carried(context.invocation_metadata() or ()),
+            self._log.follow(request.request_id, context.time_remaining) as record,
+        ):
             prepared = await self._prompts.prepare(request)
             await self._dispatcher.run(prepared, record, _sender(context), context.time_remaining)
 

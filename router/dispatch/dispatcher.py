@@ -24,6 +24,7 @@ import structlog
 
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
+from radixfleet.tracing import SpanKind
 from radixfleet.types import TokenArray
 from router.dispatch.gate import Gate
 from router.dispatch.lease import NO_TOKENS, Decision, Lease, Verdict
@@ -96,9 +97,12 @@ class Dispatcher:
         self._budget.earn()
         failed: list[WorkerState] = []
         is_visible = False
+        began_s = self._clock.now()
+        record.trace.span("prepare", record.began_at_s, began_s)
         lease = await self._gate.enter(request, deadline)
         while True:
             record.chosen(lease)
+            _trace_route(record, lease, began_s, self._clock.now())
             attempt = _Try(lease, is_visible=is_visible)
             try:
                 await self._forward(attempt, record, send, deadline())
@@ -108,6 +112,7 @@ class Dispatcher:
                     failed.clear()
                 failed.append(lease.worker)
                 is_visible = attempt.is_visible
+                began_s = self._clock.now()
                 lease = self._next(failure, attempt, record, failed)
             else:
                 return
@@ -134,12 +139,17 @@ class Dispatcher:
         lease = attempt.lease
         verdict = Verdict.UNKNOWN  # also when the client leaves
         sent_at_s = self._clock.now()
+        span = record.trace.child("forward", sent_at_s, SpanKind.CLIENT)
+        span.note(radixfleet__worker=lease.worker.name, server__address=lease.worker.address)
+        error = ""
         try:
-            async with aclosing(self._link(lease.worker).generate(lease.request, timeout_s)) as replies:
-                async for reply in replies:
-                    await self._take(reply, attempt, record, send)
+            with span.current():
+                async with aclosing(self._link(lease.worker).generate(lease.request, timeout_s)) as replies:
+                    async for reply in replies:
+                        await self._take(reply, attempt, record, send)
             verdict = Verdict.ANSWERED
         except LinkFailure as failure:
+            error = str(failure)
             if failure.kind == "answer":
                 verdict = Verdict.ANSWERED
             elif failure.kind == "transport" or (not lease.is_started and self._clock.now() - sent_at_s >= _SILENCE_S):
@@ -147,6 +157,7 @@ class Dispatcher:
             raise
         finally:
             lease.settle(verdict, attempt.output)
+            span.end(self._clock.now(), error)
 
     async def _take(self, reply: Reply, attempt: _Try, record: RequestRecord, send: Send) -> None:
         lease = attempt.lease
@@ -168,6 +179,23 @@ class Dispatcher:
             await send(held, lease.decision, record.retries)
         await send(reply, lease.decision, record.retries)
         record.is_complete = reply.kind == "end"
+
+
+def _trace_route(record: RequestRecord, lease: Lease, began_s: float, now_s: float) -> None:
+    """How the worker was chosen, and after what wait."""
+    if not record.trace.is_recorded:
+        return
+    span, decision = record.trace.child("route", began_s), lease.decision
+    if lease.waited_s:
+        span.span("queue", now_s - lease.waited_s, now_s)
+    span.note(
+        radixfleet__worker=lease.worker.name,
+        radixfleet__policy=decision.policy,
+        radixfleet__reason=decision.reason,
+        radixfleet__predicted_cached_tokens=decision.predicted_cached_tokens,
+        radixfleet__reachable_cached_tokens=decision.reachable_cached_tokens,
+    )
+    span.end(now_s)
 
 
 def _is_harmless(failure: LinkFailure) -> bool:

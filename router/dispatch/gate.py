@@ -71,7 +71,7 @@ class Gate:
         self._serve(queue)
         try:
             async with asyncio.timeout(deadline()):
-                return await waiting.lease
+                lease = await waiting.lease
         except TimeoutError:
             self._leave(waiting)
             self._metrics.queue_refusals.labels("deadline").inc()
@@ -83,6 +83,8 @@ class Gate:
             queue.remove(place)
             self._metrics.queued.dec()
             self._metrics.queue_s.observe(self._clock.now() - began_s)
+        lease.waited_s = self._clock.now() - began_s
+        return lease
 
     def enter_again(self, request: PreparedRequest, excluded: Collection[WorkerState]) -> Lease:
         """Another worker, booked, for a request that was let in before: it has waited once. Raises Unavailable."""

@@ -68,6 +68,8 @@ class Lease:
         self.decision = decision
         self.is_open = True
         self.is_started = False
+        self.waited_s = 0.0
+        """How long the request waited for it."""
         self._sketch = sketch
         self._metrics = metrics
         self._hot_prefixes = hot_prefixes

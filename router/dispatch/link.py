@@ -16,6 +16,7 @@ import grpc.aio
 
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
 from radixfleet.status import error_from_rpc
+from radixfleet.tracing import headers
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.dispatch.request import PreparedRequest
 
@@ -76,7 +77,7 @@ class CallLink:
 
     async def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
         """See `WorkerLink`."""
-        call = self._stub.Generate(request.message, timeout=timeout_s)
+        call = self._stub.Generate(request.message, timeout=timeout_s, metadata=tuple(headers().items()))
         try:
             while True:
                 message = await call.read()

@@ -23,6 +23,7 @@ from google.rpc import status_pb2
 
 from radixfleet.errors import DeadlineExceeded
 from radixfleet.status import error_from_status
+from radixfleet.tracing import headers
 from radixfleet.types import Incarnation
 from radixfleet.v1 import worker_pb2, worker_pb2_grpc
 from router.dispatch.link import CallLink, LinkFailure, Reply, WorkerLink, broken, failure_of, reply_of
@@ -137,7 +138,9 @@ class _Open:
         self._numbers += 1
         number = self._numbers
         inbox = self._inboxes[number] = _Inbox()
-        self._outgoing.starts.add(number=number, request=request.message, timeout_s=timeout_s, credit=CREDIT)
+        self._outgoing.starts.add(
+            number=number, request=request.message, timeout_s=timeout_s, credit=CREDIT, **headers()
+        )
         self._work.set()
         late = None
         if timeout_s is not None:

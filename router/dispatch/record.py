@@ -12,6 +12,7 @@ import structlog
 from radixfleet.clock import Clock
 from radixfleet.errors import RadixfleetError, Unavailable
 from radixfleet.guard import caller_name
+from radixfleet.tracing import UNTRACED, Trace
 from router.dispatch.lease import Lease
 from router.metrics import RouterMetrics
 
@@ -37,7 +38,10 @@ class RequestRecord:
     cached_tokens: int | None = None
     output_tokens: int = 0
     retries: int = 0
+    queued_s: float = 0.0
+    """How long it waited here for a worker."""
     first_token_at_s: float | None = None
+    trace: Trace = UNTRACED
     is_complete: bool = False
     """The last message was sent: a client that hangs up now has all it asked for."""
 
@@ -48,6 +52,7 @@ class RequestRecord:
         self.worker = lease.worker.name
         self.reason = lease.decision.reason
         self.predicted_tokens = lease.decision.predicted_cached_tokens
+        self.queued_s += lease.waited_s
         self.cached_tokens = None
 
 
@@ -72,7 +77,8 @@ class RequestLog:
         travelled for a while, so on our clock a little is left.
         """
         waits_s = deadline() or 0.0
-        record = RequestRecord(request_id, self._clock.now())
+        now_s = self._clock.now()
+        record = RequestRecord(request_id, now_s, trace=Trace.begin("Generate", now_s, now_s))
         self.in_flight += 1
         self._idle.clear()
         task = asyncio.current_task()
@@ -127,9 +133,11 @@ class RequestLog:
         if record.first_token_at_s is None:
             record.first_token_at_s = self._clock.now()
             self._metrics.ttft_s.observe(record.first_token_at_s - record.began_at_s)
+            record.trace.event("first token", record.first_token_at_s)
 
     def _end(self, record: RequestRecord, outcome: str) -> None:
-        duration_s = self._clock.now() - record.began_at_s
+        now_s = self._clock.now()
+        duration_s = now_s - record.began_at_s
         self._metrics.requests.labels(outcome).inc()
         self._metrics.request_s.observe(duration_s)
         ttft_s = None if record.first_token_at_s is None else record.first_token_at_s - record.began_at_s
@@ -145,10 +153,25 @@ class RequestLog:
             cached_tokens=record.cached_tokens,
             output_tokens=record.output_tokens,
             retries=record.retries,
+            queued_s=round(record.queued_s, 4),
             ttft_s=None if ttft_s is None else round(ttft_s, 4),
             duration_s=round(duration_s, 4),
             **({"key": key} if (key := caller_name()) else {}),
+            **({"trace_id": record.trace.trace_id} if record.trace.is_recorded else {}),
         )
+        _end_trace(record, outcome, now_s)
+
+
+def _end_trace(record: RequestRecord, outcome: str, now_s: float) -> None:
+    record.trace.note(
+        gen_ai__request__model=record.model,
+        gen_ai__usage__input_tokens=record.prompt_tokens,
+        gen_ai__usage__output_tokens=record.output_tokens,
+        radixfleet__request_id=record.request_id,
+        radixfleet__outcome=outcome,
+        radixfleet__retries=record.retries,
+    )
+    record.trace.end(now_s, "" if outcome in ("ok", "cancelled") else outcome)
 
 
 def _cut_off(record: RequestRecord) -> Unavailable:

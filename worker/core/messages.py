@@ -19,6 +19,18 @@ class Child(msgspec.Struct, frozen=True, array_like=True):
     seed: int
 
 
+class PromptChunk(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A step computed a part of a traced request's prompt."""
+
+    uid: int
+    start: int
+    """Position of its first token."""
+    num_tokens: int
+    began_s: float
+    """Of the step, by the clock that all processes of a machine share."""
+    ended_s: float
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True):
     """A new request. `uid` is unique within the engine's life; the client's own id never comes here."""
 
@@ -43,6 +55,8 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """The same for the prompt's tokens, from the second on. The prompt is then computed whole, whatever is cached."""
     children: tuple[Child, ...] = ()
     """They wait for this one's prompt, and then find it in the cache. They are not told of the prompt's tokens."""
+    traced: bool = False
+    """Tell of each chunk of the prompt."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
@@ -197,6 +211,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     ended: list[Ended]
     prompt_logprobs: list[PromptLogprobs] = []
     """They come before the outputs."""
+    chunks: list[PromptChunk] = []
+    """So do these."""
 
 
 EngineMessage: TypeAlias = Ready | LoadFailed | StepOutputs | Flushed | Prepared | Report

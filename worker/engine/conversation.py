@@ -25,6 +25,7 @@ from worker.core.messages import (
     Output,
     Prepare,
     Prepared,
+    PromptChunk,
     PromptLogprobs,
     Ready,
     Report,
@@ -190,7 +191,12 @@ class Conversation(ABC):
 
     def _deliver(self, step: StepOutputs) -> None:
         """Feed the streams, in the engine's order. A stream that was abandoned is not there any more."""
-        events: tuple[Admitted | PromptLogprobs | Output, ...] = (*step.admitted, *step.prompt_logprobs, *step.outputs)
+        events: tuple[Admitted | PromptChunk | PromptLogprobs | Output, ...] = (
+            *step.admitted,
+            *step.chunks,
+            *step.prompt_logprobs,
+            *step.outputs,
+        )
         for event in events:
             stream = self._streams.get(event.uid)
             if stream is not None:

@@ -21,7 +21,7 @@ import msgspec
 from radixfleet.errors import BY_REASON, InternalError, RadixfleetError
 from radixfleet.types import Grammar, Incarnation, WorkerStatus
 from worker.core.logits import TokenLogprobs
-from worker.core.messages import Admitted, Ended, Flushed, Output, PromptLogprobs, Ready, Report, Submit
+from worker.core.messages import Admitted, Ended, Flushed, Output, PromptChunk, PromptLogprobs, Ready, Report, Submit
 
 _BY_CODE = {kind.code: kind for kind in reversed(BY_REASON.values())}
 
@@ -57,6 +57,8 @@ class Progress(msgspec.Struct, frozen=True):
     """One for each of `token_ids`, where the request asked for them; else empty."""
     prompt_logprobs: list[PromptLogprobs] = []
     """Where the request asked for them. They come before the first token."""
+    chunks: list[PromptChunk] = []
+    """Of the prompt of a traced request. So do these."""
 
 
 class RequestStream(AsyncIterator[Progress]):
@@ -74,12 +76,13 @@ class RequestStream(AsyncIterator[Progress]):
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[PromptLogprobs] = []
+        self._chunks: list[PromptChunk] = []
         self._ended: Ended | None = None
         self._error: RadixfleetError | None = None
         self._open = True
         """No terminal outcome was fed yet."""
 
-    def feed(self, event: Admitted | PromptLogprobs | Output | Ended) -> None:
+    def feed(self, event: Admitted | PromptChunk | PromptLogprobs | Output | Ended) -> None:
         """Take what the engine says. For the handle only. What comes after the terminal outcome is ignored."""
         if not self._open:
             return
@@ -91,6 +94,8 @@ class RequestStream(AsyncIterator[Progress]):
             self._admitted = event
         elif isinstance(event, PromptLogprobs):
             self._prompt_logprobs.append(event)
+        elif isinstance(event, PromptChunk):
+            self._chunks.append(event)
         elif event.reason is None:
             self._open = False
             self._error = _BY_CODE.get(event.code, InternalError)(event.message)
@@ -120,17 +125,25 @@ class RequestStream(AsyncIterator[Progress]):
         if self._open:
             await self._wakeup.wait()
         self._wakeup.clear()
-        if self._admitted is not None or self._token_ids or self._ended is not None or self._prompt_logprobs:
+        if self._has_news:
             return self._take()
         error, self._error = self._error, None
         if error is not None:
             raise error
         raise StopAsyncIteration
 
+    @property
+    def _has_news(self) -> bool:
+        if self._admitted is not None or self._ended is not None:
+            return True
+        return bool(self._token_ids or self._prompt_logprobs or self._chunks)
+
     def _take(self) -> Progress:
-        progress = Progress(self._admitted, self._token_ids, self._ended, self._logprobs, self._prompt_logprobs)
+        progress = Progress(
+            self._admitted, self._token_ids, self._ended, self._logprobs, self._prompt_logprobs, self._chunks
+        )
         self._admitted, self._token_ids, self._ended = None, [], None
-        self._logprobs, self._prompt_logprobs = [], []
+        self._logprobs, self._prompt_logprobs, self._chunks = [], [], []
         return progress
 
     def __enter__(self) -> Self:

@@ -38,7 +38,7 @@ import msgspec
 
 from radixfleet.clock import Clock
 from radixfleet.types import FinishReason, Load
-from worker.core.messages import Admitted, Ended, Output, PromptLogprobs, StepOutputs, Submit
+from worker.core.messages import Admitted, Ended, Output, PromptChunk, PromptLogprobs, StepOutputs, Submit
 from worker.core.step import StepPlan, StepResult
 from worker.memory.advisor import Advice, Bound, Shortage, Stage, advise
 from worker.memory.page_allocator import PageAllocator, pages_for
@@ -171,6 +171,8 @@ class Scheduler:
             elif has_failed:
                 self._fail_step_of(request, note.cause, is_alone=result.error is None)
             else:
+                if request.submit.traced:
+                    self._tell_chunk(piece, result)
                 self._settle(piece, token_id, note)
             if request in self._leaving and not request.in_flight:
                 self._retire(request)
@@ -211,7 +213,7 @@ class Scheduler:
     def drain(self) -> StepOutputs | None:
         """All that the front has not been told yet, in order; None when there is nothing."""
         outbox = self._outbox
-        if not (outbox.admitted or outbox.outputs or outbox.ended or outbox.prompt_logprobs):
+        if not (outbox.admitted or outbox.outputs or outbox.ended or outbox.prompt_logprobs or outbox.chunks):
             return None
         self._outbox = StepOutputs([], [], [])
         return outbox
@@ -382,6 +384,13 @@ class Scheduler:
             self._tell_prompt(request, note.prompt)
         if piece.samples:
             self._accept(request, token_id, note)
+
+    def _tell_chunk(self, piece: Piece, result: StepResult) -> None:
+        """A part of a traced prompt was computed."""
+        uid, fill_tokens = piece.request.uid, len(piece.request.fill_ids)
+        if piece.start < fill_tokens and piece.request.state is not State.FINISHED:
+            chunk = PromptChunk(uid, piece.start, piece.length, result.started_s, result.ended_s)
+            self._outbox.chunks.append(chunk)
 
     def _tell_prompt(self, request: Request, run: PromptRun) -> None:
         """Log probabilities of the prompt came. After a retraction, some may have been told already."""

@@ -22,6 +22,7 @@ from worker.core.messages import Admitted
 from worker.engine.handle import Progress
 from worker.metrics import Outcome, WorkerMetrics
 from worker.servicer.choice import Choice, Outbox
+from worker.servicer.request_trace import RequestTrace
 from worker.servicer.state import StateFeed
 
 _OUTCOMES = {
@@ -86,10 +87,12 @@ class Generation:
         *,
         generated_tokens: int,
         arrived_s: float,
+        trace: RequestTrace,
     ) -> None:
         """Begins to read at once, so it needs a running event loop.
 
         `generated_tokens`: of the answer, that the client has already. `arrived_s`: when the request came.
+        `trace` is ended with it.
         """
         self.identity = identity
         self.outcome: Outcome | None = None
@@ -99,6 +102,7 @@ class Generation:
         self._reasons: list[FinishReason] = []
         """Of the completions that have finished."""
         self._observer = observer
+        self._trace = trace
         self._arrived_s = arrived_s
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
@@ -158,6 +162,7 @@ class Generation:
     def _take(self, choice: Choice, progress: Progress) -> None:
         if progress.admitted is not None and self._admitted_s is None:
             self._admit(progress.admitted)
+        self._trace.computed(progress.chunks)
         self._outbox.prompt_logprobs += progress.prompt_logprobs
         if progress.token_ids:
             self._add_tokens(choice, progress)
@@ -171,6 +176,7 @@ class Generation:
     def _admit(self, admitted: Admitted) -> None:
         self._admitted_s = admitted.at_s
         self._cached_tokens = admitted.cached_tokens
+        self._trace.admitted(admitted.at_s)
         self._observer.metrics.admitted(max(0.0, admitted.at_s - self._arrived_s), self._prompt_tokens)
         self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_STARTED, admitted.cached_tokens)
         self._start()
@@ -199,6 +205,7 @@ class Generation:
         if self._first_token_s is None:
             self._first_token_s = now_s
             self._observer.first_token(now_s - self._arrived_s)
+            self._trace.first_token(now_s)
             self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_FIRST_TOKEN, self._cached_tokens)
         elif choice.last_token_s is not None:
             self._observer.metrics.tokens(count, now_s - choice.last_token_s)
@@ -242,7 +249,18 @@ class Generation:
         if self.outcome is not None:
             return
         self.outcome = outcome
-        self._observer.metrics.ended(outcome, self._observer.clock.now() - self._arrived_s)
+        now_s = self._observer.clock.now()
+        self._observer.metrics.ended(outcome, now_s - self._arrived_s)
+        self._trace.ended(
+            outcome,
+            now_s,
+            gen_ai__usage__input_tokens=self._prompt_tokens,
+            gen_ai__usage__output_tokens=self._completion_tokens,
+            radixfleet__cached_tokens=self._cached_tokens,
+            radixfleet__worker=self.identity.worker_id,
+            radixfleet__request_id=self.identity.request_id,
+            radixfleet__execution_id=self.identity.execution_id,
+        )
         if self._admitted_s is not None:
             self._observer.metrics.answered(self._completion_tokens)
         self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_ENDED, self._cached_tokens)

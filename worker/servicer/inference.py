@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ import grpc.aio
 from radixfleet import convert
 from radixfleet.clock import Clock
 from radixfleet.errors import UnknownModel
+from radixfleet.tracing import carried
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from worker.metrics import Outcome, WorkerMetrics
 from worker.servicer.description import Description
@@ -47,7 +48,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         context: grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse],
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Started, Delta, ..., Finished."""
-        async with self.running(request, context.time_remaining) as generation:
+        metadata = context.invocation_metadata() or ()
+        async with self.running(request, context.time_remaining, metadata) as generation:
             await context.send_initial_metadata(((EXECUTION_ID_HEADER, generation.identity.execution_id),))
             async for response in generation.responses():
                 yield response
@@ -62,10 +64,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     @asynccontextmanager
     async def running(
-        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
+        self,
+        request: inference_pb2.GenerateRequest,
+        time_remaining: TimeRemaining,
+        metadata: Iterable[tuple[str, str | bytes]] = (),
     ) -> AsyncIterator[Generation]:
-        """A request that was submitted; leaving the block ends it. Raises RadixfleetError."""
-        generation = await self._start(request)
+        """A request that was submitted; leaving the block ends it. Raises RadixfleetError.
+
+        `metadata`: of its call; a trace is below the context that they carry, or else the current one.
+        """
+        with carried(metadata):
+            generation = await self._start(request)
         try:
             yield generation
         finally:

@@ -20,6 +20,7 @@ import structlog
 from radixfleet.clock import Clock
 from radixfleet.errors import InternalError, RadixfleetError
 from radixfleet.status import status_from_error
+from radixfleet.tracing import carried
 from radixfleet.v1 import inference_pb2, worker_pb2
 
 FRAME_BYTES = 1024**2
@@ -130,7 +131,10 @@ class _Link:
         def time_remaining() -> float | None:
             return None if ends_at_s is None else ends_at_s - self._clock.now()
 
-        task = asyncio.create_task(self._carry(number, start.request, credit, time_remaining), name=f"link {number}")
+        with carried((("traceparent", start.traceparent), ("tracestate", start.tracestate))):
+            task = asyncio.create_task(
+                self._carry(number, start.request, credit, time_remaining), name=f"link {number}"
+            )
         loop = asyncio.get_running_loop()
         expiry = None if timeout_s is None else loop.call_later(max(0.0, timeout_s), task.cancel)
         self._carried[number] = _Carried(task, credit, expiry)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 import structlog
 
 from radixfleet.errors import Unavailable
@@ -16,12 +18,13 @@ from radixfleet.text import Tokenizer
 from radixfleet.types import ExecutionId, WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2
 from worker.core.messages import Ready
-from worker.engine.handle import EngineHandle
+from worker.engine.handle import EngineHandle, RequestStream
 from worker.metrics import Outcome
 from worker.servicer.choice import Choice
 from worker.servicer.continuation import ended_stream, replay
 from worker.servicer.generation import Generation, Identity, Observer
 from worker.servicer.intake import Prepared
+from worker.servicer.request_trace import RequestTrace
 
 _RETRY_AFTER_S = 1.0
 _FLUSH_S = 5.0
@@ -74,7 +77,8 @@ class RunningRequests:
         texts = [self._output_text(prepared) for _ in range(prepared.sampling.n)]
         uids = [self._engine.next_uid() for _ in texts]
         ended = replay(prepared, texts[0], uids[0])
-        streams = self._engine.submit_group(prepared.submit(uids)) if ended is None else [ended_stream(ended)]
+        trace = RequestTrace(arrived_s, self._observer.clock.now())
+        streams = self._streams(prepared, uids, traced=trace.is_recorded) if ended is None else [ended_stream(ended)]
         generation = Generation(
             Identity(ExecutionId(secrets.token_hex(12)), request.request_id, self._worker_id, request.lease_id),
             len(prepared.tokens),
@@ -82,6 +86,7 @@ class RunningRequests:
             self._observer,
             generated_tokens=len(prepared.generated),
             arrived_s=arrived_s,
+            trace=trace,
         )
         self._running[generation.identity.execution_id] = generation
         self._empty.clear()
@@ -146,6 +151,10 @@ class RunningRequests:
             for wait in waits:
                 wait.cancel()
         return self._empty.is_set()
+
+    def _streams(self, prepared: Prepared, uids: Sequence[int], *, traced: bool) -> list[RequestStream]:
+        submit = prepared.submit(uids)
+        return self._engine.submit_group(msgspec.structs.replace(submit, traced=True) if traced else submit)
 
     def _output_text(self, prepared: Prepared) -> OutputText:
         skip = prepared.sampling.skip_special_tokens
