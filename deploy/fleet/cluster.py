@@ -11,9 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
-from deploy.fleet.ray_hosting import NAMESPACE, SUPERVISOR
-from deploy.fleet.spec import HEAD
-from deploy.fleet.supervisor import Supervisor
+from deploy.fleet.spec import HEAD, NAMESPACE, SUPERVISOR
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
 
 _ORDER_S = 30.0
@@ -46,6 +44,8 @@ class Cluster:
 
     def start_supervisor(self) -> None:
         """Have one, if there is none yet."""
+        from deploy.fleet.supervisor import Supervisor  # what it imports, orders and questions do not need
+
         actor = ray.remote(Supervisor).options(
             name=SUPERVISOR,
             namespace=NAMESPACE,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import structlog
@@ -23,6 +24,8 @@ from radixfleet.errors import InvalidRequest, UnknownWorker
 from radixfleet.membership import MemberReport
 
 PERIOD_S = 1.0
+_FIRST_SIGHT_S = 5.0
+"""A member that has a place answers within this time."""
 
 _log = structlog.get_logger("radixfleet.supervisor")
 
@@ -71,6 +74,11 @@ class Control:
         self._changed = asyncio.Event()
         self._loaded = asyncio.Event()
 
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """All that runs beside `run`: cancel them when it has been cancelled."""
+        return [*self._tasks.values(), *self._ending.values()]
+
     # The loop.
 
     async def run(self) -> None:
@@ -83,6 +91,7 @@ class Control:
         for name in await self._hosting.names() - self._books.members.keys():
             _log.warning("ending a member that nobody wanted", member=name)
             await self._hosting.end(name, again=False)
+        await self._first_sight()
         self._loaded.set()
         while True:
             await self._turn()
@@ -92,6 +101,13 @@ class Control:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def _first_sight(self) -> None:
+        """Members that an earlier supervisor made are not taken for new ones: hear first how they are."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_SIGHT_S):
+                for watch in self._watches.values():
+                    await watch.seen.wait()
 
     async def _turn(self) -> None:
         self._scale_by_load()

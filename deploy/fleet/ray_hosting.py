@@ -12,14 +12,12 @@ import structlog
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.experimental import internal_kv
 
-from deploy.fleet.spec import SLOT, Resources
+from deploy.fleet.spec import NAMESPACE, SUPERVISOR, Resources
 from deploy.fleet.watch import MemberGone, MemberLost
-from radixfleet.membership import MemberReport
+from radixfleet.membership import WORKER_SLOT, MemberReport
 from router.ray_actor import RouterActor
 from worker.ray_actor import WorkerActor
 
-NAMESPACE = "radixfleet"
-SUPERVISOR = "supervisor"
 _BOOKS_KEY = b"books"
 _END_S = 20.0
 """How long an orderly end may take: an engine settles what is in flight, and is reaped."""
@@ -49,7 +47,7 @@ class RayHosting:
             arguments: tuple[Any, ...] = (name, settings)
         else:
             actor = ray.remote(WorkerActor).options(**options)
-            arguments = (name, settings, resources.get(SLOT, 0.0))
+            arguments = (name, settings, resources.get(WORKER_SLOT, 0.0))
         self._handles[name] = await asyncio.to_thread(actor.remote, *arguments)
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:

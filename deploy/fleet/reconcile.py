@@ -4,7 +4,8 @@ Called about every second with what is seen then, so nothing here remembers anyt
 alike (the routers, or the workers of one model):
 
 1. What is gone is forgotten; what is to leave is drained, then removed; what has failed is restarted, each time later.
-2. As many are started as are short. Draining members do not count: their successors need not wait for them.
+2. As many are started as are short. Draining members do not count: their successors need not wait for them (but for
+   routers, whose ports are theirs until they have gone).
 3. Of too many, those that serve nobody go first, then the idlest.
 4. Members of another revision are replaced one at a time: a new one first (`surge`), then an old one is drained. Where
    the cluster has no room for one more, an old one makes room after PATIENCE_S.
@@ -24,7 +25,7 @@ from radixfleet.membership import Phase
 PATIENCE_S = 30.0
 """A successor waits so long for a place before an old member makes room for it."""
 LOST_S = 30.0
-"""A member that does not answer for so long is restarted. Ray restarts what has died long before."""
+"""A member that does not answer for so long is restarted, or removed. Ray restarts what has died long before."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 
@@ -133,7 +134,7 @@ def _reconcile_group(group: Group, members: Sequence[Member], wanted: Wanted) ->
     return actions + _starts(group, staying, taken)
 
 
-def _by_itself(member: Member, wanted: Wanted) -> tuple[Action | None, bool]:  # noqa: PLR0911  one for each case
+def _by_itself(member: Member, wanted: Wanted) -> tuple[Action | None, bool]:  # noqa: C901, PLR0911  case by case
     """What one member needs, whatever its group needs; and whether it counts as one of the group."""
     name, phase = member.name, member.phase
     if phase == "gone":
@@ -141,7 +142,9 @@ def _by_itself(member: Member, wanted: Wanted) -> tuple[Action | None, bool]:  #
     if name in wanted.leaving:
         if phase == "serving":
             return Drain(name, "it shall leave"), False
-        return None if phase == "draining" else Remove(name, "it has left"), False
+        if phase == "draining" or (phase == "lost" and member.phase_s < LOST_S):
+            return None, False
+        return Remove(name, "it has left"), False
     if name in wanted.restarting:
         if phase == "serving":
             return Drain(name, "it shall restart"), True
@@ -222,8 +225,10 @@ def _farewell(member: Member, why: str) -> Action:
 def _starts(group: Group, staying: Sequence[Member], taken: set[str]) -> list[Action]:
     current = sum(member.revision == group.revision for member in staying)
     allowed = group.count + (group.surge if current < len(staying) else 0)
+    # Where names are places (routers' ports), a successor waits until its predecessor's is free.
+    there = len(staying) if group.surge else len(taken)
     starts: list[Action] = []
-    for _ in range(min(group.count - current, allowed - len(staying))):
+    for _ in range(min(group.count - current, allowed - there)):
         name = free_name(group.name, taken)
         taken.add(name)
         starts.append(Start(name, group.name))

@@ -17,15 +17,17 @@ from typing import Annotated, Any, TypeAlias, TypeVar, cast
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from radixfleet.membership import WORKER_SLOT
 from radixfleet.settings import SettingsError, check, complaint, nearest
 from router.config import RouterSettings
 from worker.config import WorkerSettings
 
 HEAD = "node:__internal_head__"
 """Ray's resource of the head node."""
-SLOT = "worker_slot"
-"""The resource of nodes without GPUs: as many as the node shall run workers."""
 ROUTER_GROUP = "router"
+NAMESPACE = "radixfleet"
+"""Of all our actors, and of our keys in Ray's store."""
+SUPERVISOR = "supervisor"
 _PORT_STEP = 10
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _FLEET_DECIDES = frozenset({"worker_id", "routers", "address_file", "advertise_address", "served_model_name"})
@@ -98,7 +100,7 @@ class Model(_Part):
         if self.resources is not None:
             return self.resources
         on_cpu = self.settings.get("runner") == "sim" or self.settings.get("device") == "cpu"
-        return {SLOT: 1.0} if on_cpu else {"GPU": 1.0}
+        return {WORKER_SLOT: 1.0} if on_cpu else {"GPU": 1.0}
 
 
 class FleetSpec(_Part):

@@ -34,6 +34,8 @@ class Watch:
         self.failures = 0
         self.failure = ""
         """Why it last failed; empty once it serves."""
+        self.seen = asyncio.Event()
+        """Set with the first answer, or when there is certain to be none."""
         self._ask = ask
         self._clock = clock
         self._period_s = period_s
@@ -52,6 +54,7 @@ class Watch:
                 self._gone = True
             except MemberLost:
                 self._lost = True
+            self.seen.set()
             self.phase()
             await asyncio.sleep(self._period_s)
 

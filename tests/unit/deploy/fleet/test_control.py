@@ -1,0 +1,285 @@
+"""The supervisor's loop over members that live in this process, and over its own death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from deploy.fleet.control import Control
+from deploy.fleet.watch import MemberGone, MemberLost
+from radixfleet.clock import MonotonicClock
+from radixfleet.errors import InvalidRequest, UnknownWorker
+from radixfleet.membership import MemberReport, Phase
+from radixfleet.types import Capacity, Load
+from tests.support.waiting import until
+
+FLEET = """
+routers: {settings: {port: 7000}}
+models:
+  m:
+    workers: {min: 2, max: 4}
+    settings: {model: demo, runner: sim}
+    scaling: {up_after_s: 0, down_after_s: 3600}
+"""
+
+
+@dataclass
+class Actor:
+    """A member that serves at once."""
+
+    settings: Mapping[str, Any]
+    avoid: Sequence[str]
+    phase: Phase = "serving"
+    message: str = ""
+    starts: int = 1
+    routers: Sequence[str] | None = None
+    lost: bool = False
+    drains_by_itself: bool = True
+    load: Load = field(default_factory=Load)
+    node_id: str = "n0"
+
+
+class FakeHosting:
+    """Members as entries of a dictionary; what was done to them as a list of words."""
+
+    def __init__(self) -> None:
+        self.actors: dict[str, Actor] = {}
+        self.done: list[str] = []
+
+    async def names(self) -> set[str]:
+        return set(self.actors)
+
+    async def start(
+        self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Any, avoid: Sequence[str]
+    ) -> None:
+        assert name not in self.actors
+        self.done.append(f"start {name}")
+        self.actors[name] = Actor(settings, avoid)
+
+    async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
+        actor = self.actors.get(name)
+        if actor is None:
+            raise MemberGone(name)
+        if actor.lost:
+            raise MemberLost(name)
+        if routers is not None:
+            actor.routers = routers
+        port = actor.settings.get("port", 1)
+        capacity = Capacity(1000, 16, 4, 512)
+        queued = {"m": 0} if name.startswith("router") else {}
+        return MemberReport(
+            actor.phase,
+            actor.message,
+            f"10.0.0.1:{port}",
+            node_id=actor.node_id,
+            load=actor.load,
+            capacity=capacity,
+            queued=queued,
+        )
+
+    async def drain(self, name: str) -> None:
+        self.done.append(f"drain {name}")
+        actor = self.actors[name]
+        actor.phase = "drained" if actor.drains_by_itself else "draining"
+
+    async def end(self, name: str, *, again: bool) -> None:
+        self.done.append(f"{'restart' if again else 'end'} {name}")
+        if again:
+            self.actors[name].starts += 1
+            self.actors[name].phase = "serving"
+        else:
+            self.actors.pop(name, None)
+
+
+class FakeStore:
+    """Survives supervisors."""
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+
+    def load(self) -> bytes | None:
+        return self.data
+
+    def save(self, data: bytes) -> None:
+        self.data = data
+
+
+@dataclass
+class Scene:
+    """One supervisor after the other, over the same members and the same store."""
+
+    hosting: FakeHosting = field(default_factory=FakeHosting)
+    store: FakeStore = field(default_factory=FakeStore)
+
+    @asynccontextmanager
+    async def supervisor(self) -> AsyncIterator[Control]:
+        control = Control(self.hosting, self.store, MonotonicClock(), period_s=0.01)
+        life = asyncio.create_task(control.run())
+        try:
+            yield control
+        finally:
+            life.cancel()
+            for task in control.tasks:
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await life
+
+    async def sees(self, control: Control, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first status for which the condition holds."""
+        async with asyncio.timeout(10):
+            while not condition(status := await control.status()):  # noqa: ASYNC110  only asking tells
+                await asyncio.sleep(0.005)
+            return status
+
+    async def settled(self, control: Control, *names: str) -> dict[str, Any]:
+        return await self.sees(
+            control, lambda status: status["settled"] and {each["name"] for each in status["members"]} == set(names)
+        )
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+BASIC = ("router-0", "m-0", "m-1")
+
+
+async def test_a_file_becomes_a_fleet_whose_workers_know_the_routers(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        status = await scene.settled(control, *BASIC)
+        assert status["routers"] == ["10.0.0.1:7000"]
+        assert status["models"]["m"] == {
+            "wanted": 2,
+            "min": 2,
+            "max": 4,
+            "serving": 2,
+            "running_requests": 0,
+            "queued_requests": 0,
+        }
+        await until(lambda: scene.hosting.actors["m-1"].routers == ["10.0.0.1:7000"])
+        assert scene.hosting.actors["m-0"].settings["served_model_name"] == "m"
+
+
+async def test_a_new_supervisor_goes_on_where_the_old_one_was(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.actors["m-0"].drains_by_itself = False
+        await control.drain(["m-0"])
+        await until(lambda: "drain m-0" in scene.hosting.done)
+    del scene.hosting.actors["m-1"]  # it dies while nobody looks
+    scene.hosting.actors["m-9"] = Actor({}, ())  # made by a supervisor that died before it wrote it down
+    before = len(scene.hosting.done)
+    async with scene.supervisor() as control:
+        await until(lambda: "end m-9" in scene.hosting.done)
+        scene.hosting.actors["m-0"].phase = "drained"
+        await until(lambda: "end m-0" in scene.hosting.done)
+        await scene.sees(control, lambda status: status["settled"])
+        assert "start router-0" not in scene.hosting.done[before:], "the router that was there stayed"
+        assert len(scene.hosting.actors) == 3
+
+
+async def test_scaling_by_order_and_by_load(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        await control.scale("m", 3, 3)
+        await scene.settled(control, *BASIC, "m-2")
+        await control.scale("m", 1, 4)
+        for actor in scene.hosting.actors.values():
+            actor.load = Load(running_requests=4, waiting_requests=9)
+        await scene.settled(control, *BASIC, "m-2", "m-3")
+        with pytest.raises(InvalidRequest, match="there are m"):
+            await control.scale("x", 1, 1)
+        with pytest.raises(InvalidRequest, match="1 <= min <= max"):
+            await control.scale("m", 3, 2)
+
+
+async def test_restart_drains_and_keeps_the_member(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        await control.restart(["m-1", "router-0"])
+        await until(lambda: scene.hosting.actors["m-1"].starts == 2 and scene.hosting.actors["router-0"].starts == 2)
+        assert scene.hosting.done.index("drain m-1") < scene.hosting.done.index("restart m-1")
+        status = await scene.settled(control, *BASIC)
+        assert not any(member["restarting"] for member in status["members"])
+        with pytest.raises(UnknownWorker, match="no member is called 'm-7'; there are: m-0, m-1, router-0"):
+            await control.restart(["m-7"])
+
+
+async def test_a_failed_worker_is_restarted_and_its_reason_shown_until_it_serves(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.actors["m-0"].phase, scene.hosting.actors["m-0"].message = "failed", "no such file"
+        await scene.sees(control, lambda status: any(m["message"] == "no such file" for m in status["members"]))
+        await until(lambda: scene.hosting.actors["m-0"].starts == 2)
+        scene.hosting.actors["m-0"].message = ""
+        await scene.sees(control, lambda status: not any(m["message"] for m in status["members"]))
+
+
+async def test_no_worker_leaves_its_routers_while_one_of_them_is_unknown(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        await until(lambda: scene.hosting.actors["m-0"].routers == ["10.0.0.1:7000"])
+    scene.hosting.actors["router-0"].lost = True
+    async with scene.supervisor() as control:
+        await scene.sees(control, lambda status: status["models"]["m"]["serving"] == 2)
+        assert control.router_addresses() is None
+        assert scene.hosting.actors["m-0"].routers == ["10.0.0.1:7000"]
+
+
+async def test_an_emptied_node_gets_no_workers_until_that_is_undone(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.actors["m-1"].node_id = "n1"
+        await scene.sees(control, lambda status: any(m["node_id"] == "n1" for m in status["members"]))
+        assert await control.cordon("n1", undo=False) == ["m-1"]
+        await scene.settled(control, "router-0", "m-0", "m-2")
+        assert scene.hosting.actors["m-2"].avoid == ["n1"]
+        assert await control.cordon("n1", undo=True) == []
+        await control.scale("m", 3, 3)
+        await until(lambda: len(scene.hosting.actors) == 4)
+        assert scene.hosting.actors["m-1"].avoid == []
+
+
+async def test_down_drains_workers_then_routers(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        await control.down(drain=True)
+        await until(lambda: not scene.hosting.actors)
+        done = scene.hosting.done
+        assert max(done.index("end m-0"), done.index("end m-1")) < done.index("drain router-0")
+        assert done.index("drain m-0") < done.index("end m-0")
+
+
+async def test_down_at_once_drains_nobody(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        await control.down(drain=False)
+        await until(lambda: not scene.hosting.actors)
+        assert not any(word.startswith("drain") for word in scene.hosting.done)
+
+
+async def test_other_settings_replace_every_worker_and_the_router_in_place(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        await control.apply(FLEET.replace("runner: sim", "runner: sim, page_size: 32").replace("7000", "7001"))
+        await scene.sees(control, lambda status: status["settled"])
+        workers = [actor for name, actor in scene.hosting.actors.items() if name.startswith("m-")]
+        assert [actor.settings["page_size"] for actor in workers] == [32, 32]
+        assert scene.hosting.actors["router-0"].settings["port"] == 7001
+        await until(lambda: workers[0].routers == ["10.0.0.1:7001"])

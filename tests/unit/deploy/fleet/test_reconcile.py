@@ -1,0 +1,225 @@
+"""What the supervisor does next, as a function of what is wanted and what is seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deploy.fleet.reconcile import (
+    LOST_S,
+    PATIENCE_S,
+    Action,
+    Drain,
+    Group,
+    Member,
+    Remove,
+    Restart,
+    Start,
+    Wanted,
+    free_name,
+    pause_s,
+    reconcile,
+)
+
+
+def worker(number: int, phase: str = "serving", revision: str = "a", **fields: object) -> Member:
+    return Member(f"m-{number}", "m", revision, phase, **fields)  # type: ignore[arg-type]
+
+
+def wanted(count: int, revision: str = "a", surge: int = 1, **fields: object) -> Wanted:
+    return Wanted((Group("m", count, revision, surge),), **fields)  # type: ignore[arg-type]
+
+
+def kinds(actions: list[Action]) -> list[tuple[str, str]]:
+    return [(type(action).__name__, action.name) for action in actions]
+
+
+def test_what_is_short_is_started_under_the_lowest_free_names():
+    assert reconcile(wanted(3), [worker(1)]) == [Start("m-0", "m"), Start("m-2", "m")]
+
+
+def test_a_fleet_that_is_as_wanted_is_left_alone():
+    assert reconcile(wanted(2), [worker(0), worker(1)]) == []
+
+
+def test_those_that_start_count_as_there():
+    assert reconcile(wanted(3), [worker(0, "pending"), worker(1, "starting"), worker(2, "lost")]) == []
+
+
+def test_scaling_down_takes_first_what_serves_nobody_then_the_idlest():
+    members = [worker(0, running_requests=5), worker(1, running_requests=1), worker(2), worker(3, "starting")]
+    assert kinds(reconcile(wanted(3), members)) == [("Remove", "m-3")]
+    assert kinds(reconcile(wanted(2), members)) == [("Remove", "m-3"), ("Drain", "m-2")]
+    assert kinds(reconcile(wanted(1), members)) == [("Remove", "m-3"), ("Drain", "m-2"), ("Drain", "m-1")]
+
+
+def test_a_model_that_left_the_file_is_drained_then_removed():
+    nothing = Wanted(())
+    assert sorted(kinds(reconcile(nothing, [worker(0), worker(1)]))) == [("Drain", "m-0"), ("Drain", "m-1")]
+    assert reconcile(nothing, [worker(0, "draining")]) == []
+    assert kinds(reconcile(nothing, [worker(0, "drained")])) == [("Remove", "m-0")]
+
+
+def test_an_operators_drain_ends_a_worker_and_another_takes_its_place_at_once():
+    leaving = frozenset({"m-0"})
+    assert kinds(reconcile(wanted(1, leaving=leaving), [worker(0)])) == [("Drain", "m-0"), ("Start", "m-1")]
+    assert reconcile(wanted(1, leaving=leaving), [worker(0, "draining"), worker(1, "pending")]) == []
+    drained = [worker(0, "drained"), worker(1)]
+    assert kinds(reconcile(wanted(1, leaving=leaving), drained)) == [("Remove", "m-0")]
+
+
+def test_a_worker_that_somebody_drained_past_the_supervisor_is_replaced():
+    assert kinds(reconcile(wanted(1), [worker(0, "draining")])) == [("Start", "m-1")]
+    assert kinds(reconcile(wanted(1), [worker(0, "drained"), worker(1)])) == [("Remove", "m-0")]
+
+
+def test_a_restart_drains_first_and_keeps_the_place():
+    asked = frozenset({"m-0"})
+    assert kinds(reconcile(wanted(1, restarting=asked), [worker(0)])) == [("Drain", "m-0")]
+    assert reconcile(wanted(1, restarting=asked), [worker(0, "draining")]) == []
+    assert kinds(reconcile(wanted(1, restarting=asked), [worker(0, "drained")])) == [("Restart", "m-0")]
+    assert kinds(reconcile(wanted(1, restarting=asked), [worker(0, "failed")])) == [("Restart", "m-0")]
+
+
+def test_what_failed_is_restarted_each_time_later():
+    assert reconcile(wanted(1), [worker(0, "failed", phase_s=1.0, failures=1)]) == []
+    assert kinds(reconcile(wanted(1), [worker(0, "failed", phase_s=2.0, failures=1)])) == [("Restart", "m-0")]
+    assert reconcile(wanted(1), [worker(0, "failed", phase_s=3.0, failures=2)]) == []
+    assert pause_s(50) == 60.0
+
+
+def test_what_does_not_answer_for_long_is_restarted_and_what_is_gone_is_made_anew():
+    assert reconcile(wanted(1), [worker(0, "lost", phase_s=LOST_S - 1)]) == []
+    assert kinds(reconcile(wanted(1), [worker(0, "lost", phase_s=LOST_S)])) == [("Restart", "m-0")]
+    assert kinds(reconcile(wanted(1), [worker(0, "gone")])) == [("Remove", "m-0"), ("Start", "m-1")]
+
+
+def test_other_settings_replace_one_at_a_time_the_new_one_first():
+    old = [worker(0), worker(1)]
+    assert kinds(reconcile(wanted(2, "b"), old)) == [("Start", "m-2")]
+    assert reconcile(wanted(2, "b"), [*old, worker(2, "starting", "b")]) == []
+    assert kinds(reconcile(wanted(2, "b"), [*old, worker(2, "serving", "b")])) == [("Drain", "m-0"), ("Start", "m-3")]
+
+
+def test_where_there_is_no_room_for_one_more_an_old_one_makes_room():
+    old = [worker(0), worker(1)]
+    successor = worker(2, "pending", "b", phase_s=PATIENCE_S - 1)
+    assert reconcile(wanted(2, "b"), [*old, successor]) == []
+    actions = reconcile(wanted(2, "b"), [*old, replace(successor, phase_s=PATIENCE_S)])
+    assert [each for each in kinds(actions) if each[0] != "Start"] == [("Drain", "m-0")]
+
+
+def test_routers_are_replaced_in_place_because_clients_know_their_ports():
+    group = Wanted((Group("router", 2, "b", surge=0),))
+    old = [Member(f"router-{number}", "router", "a", "serving") for number in range(2)]
+    assert kinds(reconcile(group, old)) == [("Drain", "router-0")]
+    drained = [replace(old[0], phase="drained"), old[1]]
+    leaving = replace(group, leaving=frozenset({"router-0"}))
+    assert ("Remove", "router-0") in kinds(reconcile(leaving, drained))
+    started = [Member("router-0", "router", "b", "starting"), old[1]]
+    assert reconcile(group, started) == []
+    assert kinds(reconcile(group, [replace(started[0], phase="serving"), old[1]])) == [("Drain", "router-1")]
+
+
+def test_a_name_is_the_lowest_that_is_free():
+    assert free_name("a/b", {"a/b-0", "a/b-2"}) == "a/b-1"
+
+
+@dataclass
+class World:
+    """Members that do as they are told, each in its own time; a cluster with so many places."""
+
+    places: int
+    members: dict[str, Member] = field(default_factory=dict)
+    leaving: set[str] = field(default_factory=set)
+    restarting: set[str] = field(default_factory=set)
+
+    def act(self, actions: list[Action], group: Group) -> None:
+        """Carry out, checking what must never be done."""
+        for action in actions:
+            if isinstance(action, Start):
+                assert action.name not in self.members
+                self.members[action.name] = Member(action.name, group.name, group.revision, "pending")
+                continue
+            member = self.members[action.name]
+            if isinstance(action, Drain):
+                assert member.phase == "serving"
+                if member.name not in self.restarting:
+                    self.leaving.add(member.name)
+                self._become(member, "draining")
+            elif isinstance(action, Remove):
+                assert member.phase not in ("serving", "draining"), f"removed while it was {member.phase}"
+                del self.members[member.name]
+                self.leaving.discard(member.name)
+                self.restarting.discard(member.name)
+            elif isinstance(action, Restart):
+                assert member.phase in ("failed", "lost", "drained", "starting")
+                self.restarting.discard(member.name)
+                self._become(member, "pending")
+
+    def step(self, seconds: float) -> None:
+        """Time passes, and everybody gets one phase further."""
+        placed = sum(member.phase not in ("pending", "gone") for member in self.members.values())
+        further = {"starting": "serving", "draining": "drained", "pending": "starting"}
+        for member in list(self.members.values()):
+            if member.phase == "pending":
+                placed += 1
+                if placed > self.places:
+                    self._become(member, "pending", member.phase_s + seconds)
+                    continue
+            self._become(member, further.get(member.phase, member.phase), member.phase_s + seconds)
+
+    def _become(self, member: Member, phase: str, phase_s: float = 0.0) -> None:
+        same = phase == member.phase
+        self.members[member.name] = replace(member, phase=phase, phase_s=phase_s if same else 0.0)
+
+    @property
+    def serving(self) -> int:
+        """How many take requests."""
+        return sum(member.phase == "serving" for member in self.members.values())
+
+
+PHASES = ["pending", "starting", "serving", "draining", "drained", "failed", "lost", "gone"]
+members = st.lists(st.tuples(st.sampled_from(PHASES), st.sampled_from("ab"), st.integers(0, 3)), max_size=7).map(
+    lambda rows: {f"m-{n}": worker(n, phase, rev, running_requests=run) for n, (phase, rev, run) in enumerate(rows)}
+)
+
+
+@given(members, st.integers(0, 5), st.integers(0, 1), st.integers(1, 6), st.data())
+def test_any_fleet_becomes_what_is_wanted_and_never_serves_less_than_that_for_it(
+    start: dict[str, Member], count: int, surge: int, places: int, data: st.DataObject
+) -> None:
+    """Members are lost and fail for a while; nothing that serves is removed before it was drained, and no order of ours
+    leaves fewer serving than wanted (where there is room for a successor)."""
+    world = World(max(places, count + surge), dict(start))
+    group = Group("m", count, "b", surge)
+    for _ in range(6):
+        before = world.serving
+        actions = reconcile(Wanted((group,), frozenset(world.leaving)), list(world.members.values()))
+        drained = sum(isinstance(action, Drain) for action in actions)
+        waited = any(m.phase == "pending" and m.phase_s >= PATIENCE_S for m in world.members.values())
+        if drained and not waited:
+            assert before - drained >= min(before - 1, count - (1 - surge))
+        world.act(actions, group)
+        world.step(data.draw(st.sampled_from([1.0, 40.0])))
+        for name in list(world.members):
+            trouble = data.draw(st.sampled_from([None, None, None, None, "lost", "failed", "gone"]))
+            if trouble:
+                world.members[name] = replace(world.members[name], phase=trouble, phase_s=0.0)
+    for _ in range(8 * (count + len(start) + 2)):
+        world.act(reconcile(Wanted((group,), frozenset(world.leaving)), list(world.members.values())), group)
+        world.step(40.0)
+    assert [(m.phase, m.revision) for m in world.members.values()] == [("serving", "b")] * count
+
+
+@given(st.integers(1, 4), st.integers(0, 1))
+def test_new_settings_reach_every_member_where_there_is_no_place_to_spare(count: int, surge: int) -> None:
+    world = World(count, {f"m-{n}": worker(n, "serving", "a") for n in range(count)})
+    group = Group("m", count, "b", surge)
+    for _ in range(30 * count):
+        world.act(reconcile(Wanted((group,), frozenset(world.leaving)), list(world.members.values())), group)
+        world.step(10.0)
+        assert world.serving >= count - 1
+    assert {(m.phase, m.revision) for m in world.members.values()} == {("serving", "b")}

@@ -1,0 +1,102 @@
+"""fleet.yaml: what is accepted, and what the errors say."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.fleet.spec import EXAMPLE, HEAD, parse_spec, read_spec
+from radixfleet.settings import SettingsError
+
+
+def one_model(settings: str = "{model: demo}", **keys: str) -> str:
+    lines = "".join(f"    {key}: {value}\n" for key, value in {"workers": "1", "settings": settings, **keys}.items())
+    return f"models:\n  m:\n{lines}"
+
+
+def test_the_example_is_valid_and_says_what_it_is():
+    spec = parse_spec(EXAMPLE)
+    assert (spec.models["demo"].workers.min, spec.models["demo"].workers.max) == (1, 4)
+    assert spec.router_settings(0)["port"] == 7070
+
+
+def test_a_number_of_workers_stands_for_both_bounds():
+    assert str(parse_spec(one_model(workers="3")).models["m"].workers) == "3"
+    assert str(parse_spec(one_model(workers="{min: 1, max: 3}")).models["m"].workers) == "1-3"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("models: [", "is not YAML"),
+        ("", "`radixfleet fleet init` prints an example"),
+        ("{}", "models is missing"),
+        ("routers: {}", "models is missing"),
+        ("modles: {}", "did you mean models?"),
+        (one_model(scalin="{}"), "unknown key models.m.scalin in fleet.yaml; did you mean scaling?"),
+        (one_model(scaling="{up_after: 3}"), "did you mean up_after_s"),
+        (one_model(workers="{min: 3, max: 2}"), "min must not be above max"),
+        (one_model(workers="{min: 0, max: 2}"), "min must be at least 1"),
+        (one_model(workers="many"), "must hold min, max; got 'many'"),
+        (one_model(workers="true"), "must hold min, max"),
+        (one_model(resources="{GPU: -1}"), "models.m.resources.GPU in fleet.yaml must be at least 0"),
+        (one_model("{model: demo, pagesize: 3}"), "pagesize in models.m.settings of fleet.yaml; did you mean page"),
+        (one_model("{model: demo, page_size: 3}"), "page_size in models.m.settings of fleet.yaml must divide 64"),
+        (one_model("{}"), "model in models.m.settings of fleet.yaml is required"),
+        (one_model("{model: demo, routers: [a]}"), "routers in models.m.settings of fleet.yaml is decided by"),
+        (one_model("{model: demo, served_model_name: x}"), "served_model_name in models.m.settings"),
+        ("routers: {settings: {polcy: sglang}}\n" + one_model(), "did you mean policy?"),
+        ("routers: {count: 0}\n" + one_model(), "routers.count in fleet.yaml must be at least 1"),
+        ("models: {router: {workers: 1, settings: {model: demo}}}", "not 'router'"),
+        ("models: {'a b': {workers: 1, settings: {model: demo}}}", "name a model by letters"),
+    ],
+)  # fmt: skip
+def test_a_fault_is_named_with_its_place_and_what_to_do(text, said):
+    with pytest.raises(SettingsError) as refused:
+        parse_spec(text)
+    assert said in str(refused.value)
+
+
+def test_every_fault_is_told_at_once():
+    with pytest.raises(SettingsError) as refused:
+        parse_spec(one_model("{model: demo, page_size: 3, port: 99999}"))
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(SettingsError, match=r"cannot read .*none\.yaml"):
+        read_spec(tmp_path / "none.yaml")
+
+
+def test_the_environment_of_the_operator_does_not_judge_settings_of_the_nodes(monkeypatch):
+    monkeypatch.setenv("RADIXFLEET_WORKER_PAGE_SIZE", "3")
+    assert parse_spec(one_model()).worker_settings("m") == {"model": "demo", "served_model_name": "m"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "needs"),
+    [
+        ("{model: demo}", {"GPU": 1.0}),
+        ("{model: demo, device: cpu}", {"worker_slot": 1.0}),
+        ("{model: demo, runner: sim}", {"worker_slot": 1.0}),
+    ],
+)
+def test_a_worker_needs_a_gpu_unless_it_computes_without(settings, needs):
+    assert parse_spec(one_model(settings)).models["m"].needs == needs
+    assert parse_spec(one_model(settings, resources="{x: 2}")).models["m"].needs == {"x": 2.0}
+
+
+def test_routers_share_a_node_by_ports_of_their_own():
+    spec = parse_spec("routers: {count: 2, settings: {port: 8000, metrics_port: 0, http_port: -1}}\n" + one_model())
+    first, second = spec.router_settings(0), spec.router_settings(1)
+    assert (first["port"], second["port"]) == (8000, 8010)
+    assert (second["metrics_port"], second["http_port"]) == (0, -1), "any port, and none, stay what they are"
+    assert spec.routers.resources == {HEAD: 0.001}
+
+
+def test_the_revision_changes_with_what_a_member_is_made_of_and_not_with_how_many_there_are():
+    before = parse_spec(one_model())
+    more = parse_spec(one_model(workers="{min: 1, max: 9}", scaling="{up_after_s: 1}"))
+    other = parse_spec(one_model("{model: demo, page_size: 32}"))
+    assert before.revision("m") == more.revision("m") != other.revision("m")
+    assert before.revision("router") == other.revision("router")
+    assert before.revision("router") != parse_spec("routers: {settings: {port: 1}}\n" + one_model()).revision("router")
