@@ -62,6 +62,8 @@ class LocalFleet:
     def __init__(self, spec: FleetSpec, progress: Progress) -> None:
         self.endpoint = ""
         """host:port of the router."""
+        self.http_endpoint = ""
+        """host:port of its HTTP; empty: switched off."""
         self._spec = spec
         self._progress = progress
         self._children: dict[str, Child] = {}
@@ -101,6 +103,7 @@ class LocalFleet:
         self._progress("router: starting")
         router = await self._launch(self._spec.router())
         self.endpoint = await router.address()
+        self.http_endpoint = await asyncio.to_thread(router.http_address)
         for index in range(self._spec.num_workers):
             await self._launch(self._spec.worker(index, self.endpoint))
         ready = asyncio.create_task(self._all_serving())
@@ -149,7 +152,10 @@ class LocalFleet:
         if name != "router":
             return spec
         # Workers and clients know the router by the address it has had so far.
-        return replace(spec, arguments=(*spec.arguments, "--port", self.endpoint.rpartition(":")[2]))
+        ports = ["--port", self.endpoint.rpartition(":")[2]]
+        if self.http_endpoint:
+            ports += ["--http-port", self.http_endpoint.rpartition(":")[2]]
+        return replace(spec, arguments=(*spec.arguments, *ports))
 
     async def _stop(self) -> None:
         workers = [child for name, child in self._children.items() if name != "router"]

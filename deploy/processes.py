@@ -51,6 +51,7 @@ class Child:
     async def start(cls, spec: ChildSpec, run_dir: Path) -> Child:
         """Start the process; `run_dir` holds its log and its address file."""
         address_path = run_dir / f"{spec.name}.address"
+        _http_path(address_path).unlink(missing_ok=True)
         address_path.unlink(missing_ok=True)
         log_path = run_dir / f"{spec.name}.log"
         with log_path.open("ab") as log:
@@ -82,6 +83,11 @@ class Child:
             await asyncio.sleep(_POLL_S)
         return self._address_path.read_text().strip()
 
+    def http_address(self) -> str:
+        """host:port of a router's HTTP; empty: it serves none. After `address`."""
+        path = _http_path(self._address_path)
+        return path.read_text().strip() if path.exists() else ""
+
     async def died(self) -> ChildFailed:
         """Wait for the end of the process, and say how it ended."""
         await self._process.wait()
@@ -98,6 +104,7 @@ class Child:
                 with suppress(ProcessLookupError):
                     self._process.kill()
                 await self._process.wait()
+        _http_path(self._address_path).unlink(missing_ok=True)
         self._address_path.unlink(missing_ok=True)
 
     def _obituary(self) -> str:
@@ -107,3 +114,7 @@ class Child:
         how = f"exit code {self.exit_code}" if (self.exit_code or 0) >= 0 else f"signal {-(self.exit_code or 0)}"
         lines = "\n".join(f"  {line}" for line in tail) or "  (it printed nothing)"
         return f"{self.spec.name} ended with {how}; the end of {self.log_path}:\n{lines}"
+
+
+def _http_path(address_path: Path) -> Path:
+    return address_path.with_name(f"{address_path.name}.http")

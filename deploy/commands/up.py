@@ -114,7 +114,11 @@ async def _keep_up(spec: FleetSpec, access: LocalAccess, console: Console, progr
         async with LocalFleet(spec, progress) as fleet:
             async with Client(fleet.target) as client:
                 console.print(workers_table(await client.list_workers()))
-            console.print(f"router  {fleet.endpoint}\nlogs    {spec.run_dir}")
+            console.print(f"router  {fleet.endpoint}")
+            if fleet.http_endpoint:
+                scheme = "http" if access.options["tls_cert"] is None else "https"
+                console.print(f"openai  {scheme}://{fleet.http_endpoint}/v1\nconsole {scheme}://{fleet.http_endpoint}/")
+            console.print(f"logs    {spec.run_dir}")
             if access.token_file is not None:
                 console.print(f"admin   --api-key @{access.token_file}", soft_wrap=True)
             console.print(f"try     radixfleet chat{access.flags(fleet.endpoint)}\nstop    Ctrl-C", soft_wrap=True)

@@ -61,8 +61,10 @@ def _answer(error: Exception, scope: Scope) -> Response:
 
 def _not_served(error: HTTPException, scope: Scope) -> Response:
     """No such path, or not by this method."""
-    phrase = HTTPStatus(error.status_code).phrase.lower()
-    text = f"{scope['method']} {scope['path']}: {phrase}; /openapi.json says what is served"
+    phrase = HTTPStatus(error.status_code).phrase
+    text = f"{scope['method']} {scope['path']}: {phrase.lower()}; /openapi.json says what is served"
+    if error.detail != phrase:  # somebody said more
+        text = error.detail
     code = "not_found" if error.status_code == HTTPStatus.NOT_FOUND else "not_allowed"
     return json_response(
         ErrorAnswer(ErrorBody(text, "invalid_request_error", code=code)), error.status_code, error.headers

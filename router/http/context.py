@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 
 import structlog
-from opentelemetry import context, propagate
 from starlette.datastructures import Headers
+
+from radixfleet.tracing import carried
 
 _SESSION_HEADERS = ("x-session-id", "x-session-affinity")
 _MAX_SESSION_CHARACTERS = 128
+_NO_SESSION = nullcontext()
 
 
 @contextmanager
@@ -19,12 +21,7 @@ def caller_context(headers: Headers) -> Iterator[None]:
 
     A session is no reason to choose a worker: the next turn of a chat goes where its prefix is cached, by itself.
     """
-    with ExitStack() as stack:
-        if "traceparent" in headers:
-            token = context.attach(propagate.extract(dict(headers)))
-            stack.callback(context.detach, token)
-        session = next((headers[name] for name in _SESSION_HEADERS if name in headers), "")
-        if session:
-            bound = structlog.contextvars.bound_contextvars(session=session[:_MAX_SESSION_CHARACTERS])
-            stack.enter_context(bound)
+    session = next((headers[name] for name in _SESSION_HEADERS if name in headers), "")[:_MAX_SESSION_CHARACTERS]
+    bound = structlog.contextvars.bound_contextvars(session=session) if session else _NO_SESSION
+    with carried(headers.items()), bound:
         yield

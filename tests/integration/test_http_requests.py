@@ -111,6 +111,13 @@ async def test_what_is_not_served_says_so_cleanly(method: str, path: str, status
         assert set(answer.error) == {"message", "type", "param", "code"}
 
 
+async def test_what_a_browser_could_send_by_itself_is_refused_and_says_what_to_send() -> None:
+    async with running_fleet(1, http_port=0) as fleet:
+        answer = await post(fleet.router.http_port, CHAT, HI, {"Content-Type": "text/plain"})
+        assert answer.status == 415
+        assert "Content-Type: application/json" in answer.error["message"]
+
+
 async def test_inputs_at_the_edges() -> None:
     """Behaviours 40, 42 and 43: a defined answer, or a clear refusal with the field's name; others are unaffected."""
     context = 65_536
