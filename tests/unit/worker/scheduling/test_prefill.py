@@ -202,3 +202,22 @@ class TestSharedPrefix:
         worker.submit(make_submit(1, np.append(self.prefix[:15], [3, 4]), 3))
         worker.launch()
         assert worker.state(1).admissions == 1
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_the_chunks_of_a_traced_prompt_are_told_in_order_and_of_no_other(in_flight: int) -> None:
+    """With the times of their steps; what the cache gave was not computed."""
+    worker = SimWorker(chunk=8)
+    worker.submit(make_submit(1, range(20), 2))
+    worker.run(in_flight=in_flight)
+    worker.submit(make_submit(2, [*range(20), 30, 31, 32, 33, 34, 35, 36, 37, 38, 39], 3, traced=True))
+    chunks = []
+    while worker.scheduler.has_work:
+        if worker.launch() is None or len(worker.launched) >= in_flight:
+            worker.clock.advance(0.25)
+            worker.scheduler.commit(worker.runner.run(worker.launched.popleft()))
+            outputs = worker.scheduler.drain()
+            chunks += outputs.chunks if outputs is not None else []
+    assert [(chunk.uid, chunk.start, chunk.num_tokens) for chunk in chunks] == [(2, 20, 8), (2, 28, 2)]
+    assert all(chunk.began_s <= chunk.ended_s for chunk in chunks)
+    assert chunks[0].ended_s < chunks[1].ended_s
