@@ -11,6 +11,8 @@ from typing import Any
 import click
 from rich.console import Console
 
+from deploy.fleet.one_machine import on_one_machine
+from deploy.fleet.spec import read_spec
 from deploy.local_access import LocalAccess
 from deploy.local_fleet import FleetSpec, LocalFleet
 from deploy.options import DEFAULT_PORT
@@ -56,6 +58,12 @@ _DECIDED_HERE = frozenset(
 @click.option(
     "--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Where logs go; default: a new folder in /tmp."
 )
+@click.option(
+    "--fleet",
+    "fleet_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Run what this fleet.yaml says (`radixfleet fleet init` prints one); all else but --run-dir stands there.",
+)
 @click_options(WorkerSettings, without=_DECIDED_HERE)
 def up(
     num_workers: int,
@@ -65,6 +73,7 @@ def up(
     http_port: int,
     policy: str | None,
     run_dir: Path | None,
+    fleet_file: Path | None,
     config: Path | None,
     **worker_options: Any,
 ) -> int:
@@ -76,11 +85,14 @@ def up(
     \b
     radixfleet up --workers 2 --model demo
     radixfleet up --workers 4 --model ./Qwen3-0.6B --max-running-requests 16
+    radixfleet up --fleet fleet.yaml
     radixfleet up --model demo --host 0.0.0.0 --api-keys keys.txt --tls-cert a.pem --tls-key a.key --tls-ca ca.pem
 
     TLS and keys hold for router and workers alike. Without --admin-token, --api-keys makes one for this fleet.
     """
     console = Console(stderr=True, highlight=False)
+    if fleet_file is not None:
+        return _up_file(fleet_file, run_dir, console)
     settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
     run_dir = run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-"))
     access = LocalAccess.from_settings(settings, run_dir)
@@ -100,6 +112,17 @@ def up(
     )
     with Progress(console) as progress:
         resolve_model(settings.model, lambda text: progress(f"model: {text}"))
+        return asyncio.run(_keep_up(spec, access, console, progress))
+
+
+def _up_file(file: Path, run_dir: Path | None, console: Console) -> int:
+    """Run the fleet of a file."""
+    file_spec = read_spec(file)
+    spec, access = on_one_machine(file_spec, run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-")))
+    with Progress(console) as progress:
+        for model in file_spec.models:
+            path = file_spec.worker_settings(model)["model"]
+            resolve_model(path, lambda text: progress(f"model: {text}"))
         return asyncio.run(_keep_up(spec, access, console, progress))
 
 

@@ -1,0 +1,70 @@
+"""A fleet.yaml on one machine, on plain processes: the first router, and the least number of workers of each model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from deploy.fleet.spec import FleetSpec as FileSpec
+from deploy.local_access import LocalAccess
+from deploy.local_fleet import FleetSpec
+from deploy.machine import worker_share
+from deploy.processes import ChildSpec
+from radixfleet.settings import check
+from worker.config import WorkerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFleet(FleetSpec):
+    """Children find their settings in files of `run_dir`, since what is secret must not stand on a command line."""
+
+    workers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    """(name, settings) of each."""
+
+    def router(self) -> ChildSpec:
+        """The router's process."""
+        return ChildSpec("router", ("router", "--config", self._file("router", self.router_options)), {})
+
+    def worker(self, index: int, router_address: str) -> ChildSpec:
+        """The process of worker `index`, which registers at `router_address`."""
+        name, settings = self.workers[index]
+        share, environment = worker_share(index, self.num_workers, settings.get("device"))
+        identity = {"worker_id": name, "routers": [router_address], "port": 0, "metrics_port": 0}
+        file_name = name.replace("/", "-")
+        path = self._file(file_name, {**share, **identity, **settings})
+        return ChildSpec(file_name, ("worker", "--config", path), environment)
+
+    def _file(self, name: str, settings: Mapping[str, Any]) -> str:
+        path = self.run_dir / f"{name}.yaml"
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            yaml.safe_dump(dict(settings), file)
+        return str(path)
+
+
+def on_one_machine(spec: FileSpec, run_dir: Path) -> tuple[MachineFleet, LocalAccess]:
+    """The processes, and how they are reached. Raises SettingsError and UnusableFile."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    workers = tuple(
+        (f"{model}-{number}", spec.worker_settings(model))
+        for model, parts in spec.models.items()
+        for number in range(parts.workers.min)
+    )
+    first = next(iter(spec.models))
+    access = LocalAccess.from_settings(check(WorkerSettings, spec.worker_settings(first), first), run_dir)
+    token = access.options["admin_token"]
+    shared = {"admin_token": token} if token is not None else {}
+    fleet = MachineFleet(
+        num_workers=len(workers),
+        router_options={**shared, **spec.router_settings(0)},
+        worker_options={},
+        run_dir=run_dir,
+        endpoint=access.endpoint,
+        workers=tuple((name, {**shared, **settings}) for name, settings in workers),
+    )
+    return fleet, access
