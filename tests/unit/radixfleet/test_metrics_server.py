@@ -1,0 +1,92 @@
+"""The metrics port: TLS, keys, and clients that are slow. That it serves metrics is in test_telemetry."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import prometheus_client
+import pytest
+
+from radixfleet import metrics_server
+from radixfleet.access import Access
+from radixfleet.guard import Guard
+from radixfleet.keys import key_hash
+from radixfleet.metrics_server import serve_metrics
+from radixfleet.tls import ServerTls
+from tests.support.certificates import Authority
+
+KEYS = Guard(lambda: {key_hash("rfk_1"): "prometheus"}, lambda: ["token-0123456789"])
+
+
+def registry() -> prometheus_client.CollectorRegistry:
+    made = prometheus_client.CollectorRegistry()
+    prometheus_client.Gauge("answer", "Of everything.", registry=made).set(42)
+    return made
+
+
+def scrape(url: str, *, key: str | None = None, tls: ssl.SSLContext | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers={} if key is None else {"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(request, timeout=20, context=tls) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_where_there_are_keys_a_scrape_needs_one() -> None:
+    with serve_metrics(registry(), "127.0.0.1", 0, {"/sd": lambda _: b"[]"}, Access(KEYS)) as server:
+        for path in ("/metrics", "/sd", "/"):
+            url = f"http://127.0.0.1:{server.port}{path}"
+            for key in (None, "rfk_2"):
+                status, body = scrape(url, key=key)
+                assert (status, "42" in body) == (401, False)
+                assert "rfk_2" not in body
+        assert scrape(f"http://127.0.0.1:{server.port}/sd", key="rfk_1") == (200, "[]")
+        assert "answer 42.0" in scrape(f"http://127.0.0.1:{server.port}/metrics", key="token-0123456789")[1]
+
+
+def test_with_a_certificate_it_speaks_tls_alone_and_asks_for_theirs_where_a_ca_is_given(tmp_path: Path) -> None:
+    authority = Authority()
+    ca, server_pair = authority.write(tmp_path), authority.issue("server", tmp_path)
+    client = authority.issue("client", tmp_path)
+    trusting = ssl.create_default_context(cafile=ca)
+    with serve_metrics(
+        registry(), "127.0.0.1", 0, access=Access(tls=ServerTls(server_pair.cert, server_pair.key))
+    ) as it:
+        assert "answer 42.0" in scrape(f"https://127.0.0.1:{it.port}/metrics", tls=trusting)[1]
+        with pytest.raises(OSError, match=r"."):
+            scrape(f"http://127.0.0.1:{it.port}/metrics")
+    mutual = Access(tls=ServerTls(server_pair.cert, server_pair.key, ca))
+    with serve_metrics(registry(), "127.0.0.1", 0, access=mutual) as it:
+        with pytest.raises(OSError, match=r"."):
+            scrape(f"https://127.0.0.1:{it.port}/metrics", tls=trusting)
+        trusting.load_cert_chain(client.cert, client.key)
+        assert "answer 42.0" in scrape(f"https://127.0.0.1:{it.port}/metrics", tls=trusting)[1]
+
+
+def test_a_client_that_says_nothing_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(metrics_server._SilentHandler, "timeout", 0.1)
+    with (
+        serve_metrics(registry(), "127.0.0.1", 0) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as silent,
+    ):
+        silent.sendall(b"GET /metr")
+        assert silent.recv(1) == b""
+    assert capfd.readouterr().err == ""
+
+
+def test_silent_clients_take_no_more_than_their_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_MAX_SCRAPES", 2)
+    with serve_metrics(registry(), "127.0.0.1", 0) as server:
+        address = ("127.0.0.1", server.port)
+        silent = [socket.create_connection(address, timeout=20) for _ in range(2)]
+        with socket.create_connection(address, timeout=20) as third:
+            assert third.recv(1) == b""  # turned away at once
+        for one in silent:
+            one.close()
