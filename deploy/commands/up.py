@@ -65,7 +65,7 @@ _DECIDED_HERE = frozenset(
     help="Run what this fleet.yaml says (`radixfleet fleet init` prints one); all else but --run-dir stands there.",
 )
 @click_options(WorkerSettings, without=_DECIDED_HERE)
-def up(
+def up(  # noqa: PLR0913, PLR0917  click hands over each option
     num_workers: int,
     host: str,
     port: int,

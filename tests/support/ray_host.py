@@ -1,0 +1,196 @@
+"""A machine of its own for Ray, made of Linux namespaces: own processes, own network, own /tmp.
+
+    with RayHost.start(tmp_path) as host:
+        host.ray_head('{"worker_slot": 2}')
+        host.radixfleet("fleet", "apply", "fleet.yaml")
+
+`ray stop`, and whatever kills processes, sees those of the host alone, and all of them end with the block. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+_HOLD = "ip link set lo up && mount -t tmpfs tmpfs /tmp && mkdir -p {home} && echo up && exec sleep infinity"
+_POLL_S = 0.1
+_CONSOLE = """
+import json, sys
+from deploy.fleet.cluster import Cluster, connected
+with connected("auto"):
+    cluster = Cluster()
+    for line in sys.stdin:
+        method, arguments, options = json.loads(line)
+        found = cluster.status() if method == "status" else cluster.order(method, *arguments, **options)
+        print(json.dumps(found), flush=True)
+"""
+
+
+def why_not() -> str:
+    """Why there can be no such host here; empty when there can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "needs Linux and root, for namespaces"
+    missing = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
+    if missing:
+        return f"needs {', '.join(missing)} (Debian packages util-linux and iproute2)"
+    tried = subprocess.run(["unshare", "-n", "-p", "-m", "--fork", "true"], capture_output=True, text=True, check=False)
+    return f"namespaces are forbidden here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@dataclass
+class RayHost:
+    """Made by `start`. Paths below /tmp are the host's own; `files` is shared with the test."""
+
+    holder: subprocess.Popen[str]
+    init_pid: int
+    files: Path
+
+    @classmethod
+    @contextmanager
+    def start(cls, files: Path) -> Iterator[RayHost]:
+        """The host while the block lasts. `files` must not lie below /tmp."""
+        holder = subprocess.Popen(
+            [
+                *("setpriv", "--pdeathsig", "KILL", "unshare", "-n", "-p", "-m", "--fork", "--kill-child"),
+                *("--mount-proc", "bash", "-c", _HOLD.format(home=files)),
+            ],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "up\n"
+            (child,) = psutil.Process(holder.pid).children()
+            yield cls(holder, child.pid, files)
+        finally:
+            holder.kill()
+            holder.communicate()
+
+    def run(self, *command: str, timeout_s: float = 120.0, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command there, to its end."""
+        done = subprocess.run(
+            self._enter(command),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+        )
+        assert not check or done.returncode == 0, (
+            f"{' '.join(command)}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        )
+        return done
+
+    def popen(self, *command: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a command there."""
+        defaults: dict[str, Any] = {"text": True, "env": self.environment, "stdin": subprocess.DEVNULL}
+        return subprocess.Popen(self._enter(command), **defaults | options)
+
+    def radixfleet(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """The command, as a user of the host runs it."""
+        return self.run(sys.executable, "-m", "deploy.cli", *arguments, **options)
+
+    def ray_head(self, resources: str, *, port: int = 6379) -> None:
+        """Start Ray's head, without what a test does not need, and quick to notice what dies."""
+        # Ray's processes outlive the command and would hold its pipes open.
+        with (self.files / "ray-start.log").open("w") as log:
+            process = self.popen(
+                *(str(BIN / "ray"), "start", "--head", f"--port={port}", f"--resources={resources}"),
+                *("--include-dashboard=false", "--object-store-memory=80000000", "--disable-usage-stats"),
+                stdout=log,
+                stderr=log,
+            )
+            assert process.wait(120) == 0, (self.files / "ray-start.log").read_text()
+
+    def ray_node(self, resources: str) -> None:
+        """Start a further Ray node on the same host."""
+        with (self.files / "ray-node.log").open("w") as log:
+            process = self.popen(
+                *(str(BIN / "ray"), "start", "--address=127.0.0.1:6379", f"--resources={resources}"),
+                *("--object-store-memory=80000000", "--disable-usage-stats"),
+                stdout=log,
+                stderr=log,
+            )
+            assert process.wait(120) == 0, (self.files / "ray-node.log").read_text()
+
+    @contextmanager
+    def console(self) -> Iterator[Callable[..., Any]]:
+        """A process there that stays connected: a function that gives an order to the supervisor, or asks `status`."""
+        with (self.files / "console.log").open("w") as log:
+            process = self.popen(
+                sys.executable, "-c", _CONSOLE, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.PIPE
+            )
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def order(method: str, *arguments: object, **options: object) -> Any:
+            print(json.dumps([method, arguments, options]), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+            assert answer, (self.files / "console.log").read_text()
+            return json.loads(answer)
+
+        try:
+            yield order
+        finally:
+            process.kill()
+            process.communicate()
+
+    def processes(self) -> dict[int, list[str]]:
+        """Command lines of what runs there, by the host's own process ids; zombies have ended."""
+        script = (
+            "import json, psutil\n"
+            "ps = psutil.process_iter(['pid', 'cmdline', 'status'])\n"
+            "print(json.dumps({p.info['pid']: p.info['cmdline'] for p in ps if p.info['status'] != 'zombie'}))"
+        )
+        listed = json.loads(self.run(sys.executable, "-c", script).stdout)
+        return {int(pid): cmdline or [] for pid, cmdline in listed.items()}
+
+    def kill(self, *pids: int, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to processes, by the host's own ids."""
+        self.run("kill", f"-{number.value}", *map(str, pids))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of all commands there."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RADIXFLEET_"))}
+        return inherited | {
+            "HOME": str(self.files),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            # A raylet that is gone is noticed within two seconds, not ten.
+            "RAY_health_check_initial_delay_ms": "1000",
+            "RAY_health_check_period_ms": "500",
+            "RAY_health_check_timeout_ms": "1000",
+            "RAY_health_check_failure_threshold": "3",
+        }
+
+    def _enter(self, command: Sequence[str]) -> list[str]:
+        return ["nsenter", "-t", str(self.init_pid), "-n", "-p", "-m", f"--wd={self.files}", "--", *command]
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    """The first true value of `condition()`. AssertionError when there is none in time. Blocks."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        if found := condition():
+            return found
+        assert time.monotonic() < deadline_s, f"waited {timeout_s} s in vain: {what}"
+        time.sleep(_POLL_S)

@@ -1,0 +1,49 @@
+"""A fleet.yaml on plain processes."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.fleet.one_machine import on_one_machine
+from deploy.fleet.spec import parse_spec
+
+FILE = """
+routers: {count: 2, settings: {port: 7000, policy: sglang}}
+models:
+  a: {workers: {min: 2, max: 9}, settings: {model: demo, device: cpu, threads: 3}}
+  b/c: {workers: 1, settings: {model: demo, device: cpu, api_keys: [KEYS]}}
+"""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("me:" + "0" * 64 + "\n")
+    return FILE.replace("KEYS", str(keys))
+
+
+def settings_of(arguments: tuple[str, ...]) -> dict[str, object]:
+    path = Path(arguments[arguments.index("--config") + 1])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "keys may stand in it"
+    return dict(yaml.safe_load(path.read_text()))
+
+
+def test_the_least_number_of_workers_of_every_model_each_with_its_settings(text: str, tmp_path: Path) -> None:
+    fleet, _ = on_one_machine(parse_spec(text), tmp_path / "run")
+    assert fleet.num_workers == 3
+    children = [fleet.worker(index, "127.0.0.1:7000") for index in range(3)]
+    assert [child.name for child in children] == ["a-0", "a-1", "b-c-0"]
+    first, last = settings_of(tuple(children[0].arguments)), settings_of(tuple(children[2].arguments))
+    assert (first["worker_id"], first["routers"], first["served_model_name"]) == ("a-0", ["127.0.0.1:7000"], "a")
+    assert first["threads"] == 3, "what the file says goes before a share of the machine"
+    assert (last["worker_id"], last["served_model_name"]) == ("b/c-0", "b/c")
+    assert last["threads"] >= 1
+
+
+def test_the_router_has_the_files_settings(text: str, tmp_path: Path) -> None:
+    fleet, _ = on_one_machine(parse_spec(text), tmp_path / "run")
+    assert settings_of(tuple(fleet.router().arguments))["policy"] == "sglang"
