@@ -20,7 +20,16 @@ from radixfleet.watched_file import UnusableFile
 from worker.config import WorkerSettings
 
 TOKEN_FILE = "admin-token"  # noqa: S105  a name
-_PASSED_ON = ("tls_cert", "tls_key", "tls_ca", "tls_client_ca", "tls_peer_name", "api_keys", "admin_token")
+_PASSED_ON = (
+    "tls_cert",
+    "tls_key",
+    "tls_ca",
+    "tls_client_ca",
+    "tls_peer_name",
+    "api_keys",
+    "admin_token",
+    "isolate_clients",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,14 @@ async def running_router(
         links = Links(registry.channel, streams=settings.link)
         stack.push_async_callback(links.close)
         log = RequestLog(metrics, clock)
-        prompts = Prompts(registry, tokenizers, threads, metrics)
+        prompts = Prompts(
+            registry,
+            tokenizers,
+            threads,
+            metrics,
+            max_tokens=settings.max_prompt_tokens,
+            isolate_clients=settings.isolate_clients,
+        )
         dispatcher = Dispatcher(
             gate,
             links.to,

@@ -8,7 +8,16 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from radixfleet.access_settings import AdminToken, ApiKeys, TlsCa, TlsCert, TlsClientCa, TlsKey, TlsPeerName
+from radixfleet.access_settings import (
+    AdminToken,
+    ApiKeys,
+    IsolateClients,
+    TlsCa,
+    TlsCert,
+    TlsClientCa,
+    TlsKey,
+    TlsPeerName,
+)
 from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
 PolicyName: TypeAlias = Literal[
@@ -51,6 +60,10 @@ class RouterSettings(ProcessSettings):
     tls_peer_name: TlsPeerName = None
     api_keys: ApiKeys = ()
     admin_token: AdminToken = None
+    isolate_clients: IsolateClients = False
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="Longest prompt that is taken, in tokens; default: what the model's context allows."
+    )
     max_client_requests_per_s: float | None = Field(
         None, gt=0, le=1e6, description="Requests that a client (a key; without keys, a host) may send a second."
     )

@@ -102,6 +102,7 @@ async def running_worker(
             threads,
             grammars,
             default_max_new_tokens=settings.default_max_new_tokens,
+            isolate_clients=settings.isolate_clients,
         )
         inference = InferenceServicer(description, intake, requests, metrics, clock)
         links = Links(inference.answer, clock)

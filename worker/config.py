@@ -9,7 +9,16 @@ from typing import Literal, TypeAlias
 from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from radixfleet.access_settings import AdminToken, ApiKeys, TlsCa, TlsCert, TlsClientCa, TlsKey, TlsPeerName
+from radixfleet.access_settings import (
+    AdminToken,
+    ApiKeys,
+    IsolateClients,
+    TlsCa,
+    TlsCert,
+    TlsClientCa,
+    TlsKey,
+    TlsPeerName,
+)
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
@@ -65,6 +74,7 @@ class WorkerSettings(ProcessSettings):
     tls_peer_name: TlsPeerName = None
     api_keys: ApiKeys = ()
     admin_token: AdminToken = None
+    isolate_clients: IsolateClients = False
 
     runner: RunnerKind = Field("torch", description="torch computes; sim pretends to be a GPU, and invents the tokens.")
     device: str = Field(

@@ -50,6 +50,9 @@ AdminToken: TypeAlias = Annotated[
     BeforeValidator(_text),
     Field(description="Token of routers, workers and operators among themselves, or @FILE that holds it."),
 ]
+IsolateClients: TypeAlias = Annotated[
+    bool, Field(description="Clients (keys) share no cached prefixes, so that none learns by time what others send.")
+]
 
 
 class AccessSettings(Protocol):

@@ -54,6 +54,15 @@ def caller_name() -> str:
     return _caller.get().name
 
 
+def client_salt(salt: str) -> str:
+    """`salt` as one that only this caller's key gives: no other key finds what is cached under it, or can tell by time.
+
+    What the fleet passes on among itself, with the admin token, is salted already.
+    """
+    caller = _caller.get()
+    return salt if caller.is_admin or not caller.name else f"{caller.name}\n{salt}"
+
+
 def remember(caller: Caller) -> None:
     """Make `caller` the one of the running call, for `caller_name`."""
     _caller.set(caller)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -92,6 +93,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Ids are below this."""
         return self.spec.vocab_size
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of text that a token may stand for, at most."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
 
     def encode(self, text: str) -> TokenArray:
         """Ids of a plain text, read-only. Special tokens in it are recognised.

@@ -17,10 +17,12 @@ import numpy as np
 from radixfleet import convert
 from radixfleet.blocks import chain_hashes, namespace, seed_hash
 from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
+from radixfleet.guard import client_salt
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import ModelInfo, PromptForm, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
+from router.api.prompt_length import check_text, check_tokens
 from router.dispatch.chooser import RETRY_AFTER_S
 from router.dispatch.request import HashArray, PreparedRequest
 from router.metrics import RouterMetrics
@@ -45,12 +47,22 @@ class Prompts:
     """Resolves models and prepares prompts."""
 
     def __init__(
-        self, registry: WorkerRegistry, tokenizers: TokenizerStore, executor: Executor, metrics: RouterMetrics
+        self,
+        registry: WorkerRegistry,
+        tokenizers: TokenizerStore,
+        executor: Executor,
+        metrics: RouterMetrics,
+        *,
+        max_tokens: int | None = None,
+        isolate_clients: bool = False,
     ) -> None:
+        """`max_tokens` of a prompt; None: what the model's context takes. `isolate_clients`: see `client_salt`."""
         self._registry = registry
         self._tokenizers = tokenizers
         self._executor = executor
         self._metrics = metrics
+        self._max_tokens = max_tokens
+        self._isolate_clients = isolate_clients
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Every model that the fleet serves now, by name."""
@@ -84,13 +96,15 @@ class Prompts:
 
     async def prepare(self, request: inference_pb2.GenerateRequest) -> PreparedRequest:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""
+        if self._isolate_clients:
+            request.cache_salt = client_salt(request.cache_salt)
         convert.check_names(request)
         model = self.model(request.model)
         _check_resume(request, sampling_params(request.sampling, vocab_size=model.info.vocab_size))
         is_ids = request.prompt.WhichOneof("form") == "token_ids"
         if is_ids and request.prompt.ByteSize() + request.generated.ByteSize() <= _SMALL_PROMPT_BYTES:
-            return _prepare(request, model)
-        return await self._timed(lambda: _prepare(request, model))
+            return _prepare(request, model, self._max_tokens)
+        return await self._timed(lambda: _prepare(request, model, self._max_tokens))
 
     def room(self, request: PreparedRequest) -> int:
         """Tokens that the answer may have on every worker that may get the request; less than 1 when nothing fits."""
@@ -100,7 +114,7 @@ class Prompts:
     async def tokenize(self, model_name: str, prompt: inference_pb2.Prompt) -> TokenArray:
         """The ids of a prompt of any form."""
         model = self.model(model_name)
-        return await self._timed(lambda: _tokens(prompt, model))
+        return await self._timed(lambda: _tokens(prompt, model, self._max_tokens))
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of token ids."""
@@ -119,15 +133,18 @@ class Prompts:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
 
-def _tokens(prompt: inference_pb2.Prompt, model: ServedModel) -> TokenArray:
+def _tokens(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int | None) -> TokenArray:
     form: PromptForm = convert.prompt_form(prompt)
+    check_text(form, model.tokenizer.longest_token, max_tokens or model.info.max_context_tokens)
     tokens = model.tokenizer.encode_prompt(form)
+    if max_tokens is not None:
+        check_tokens(len(tokens), max_tokens)
     convert.check_tokens(tokens, vocab_size=model.info.vocab_size)
     return tokens
 
 
-def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel) -> PreparedRequest:
-    tokens = _tokens(request.prompt, model)
+def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None) -> PreparedRequest:
+    tokens = _tokens(request.prompt, model, max_tokens)
     seed = seed_hash(namespace(model.info.model, request.cache_salt))
     # A prompt whose log probabilities are asked for is computed whole, so no worker is cheaper for what it has cached.
     is_cacheable = not request.sampling.HasField("prompt_logprobs")

@@ -93,9 +93,13 @@ def access_settings(certificates: Certificates | None, *, mutual: bool, keys: bo
 async def secured_fleet(
     directory: Path | None, *, num_workers: int = 1, mutual: bool = False, keys: bool = True, **values: Any
 ) -> AsyncIterator[SecuredFleet]:
-    """TLS when there is a `directory` for the certificates. `values`: more settings of the router."""
+    """TLS when there is a `directory` for the certificates.
+
+    `values`: more settings of the router; keys and isolation hold for the workers too.
+    """
     certificates = None if directory is None else Certificates.make(directory)
     access = access_settings(certificates, mutual=mutual, keys=keys)
+    shared = {name: value for name, value in values.items() if name in ("api_keys", "isolate_clients")}
     async with AsyncExitStack() as stack:
         # On a busy machine a TLS handshake may take longer than the short waits that other tests have.
         patience = {"heartbeat_timeout_s": 5.0, "connect_timeout_s": 5.0}
@@ -104,7 +108,7 @@ async def secured_fleet(
         )
         workers = [
             await stack.enter_async_context(
-                sim_worker(worker_id=f"worker-{index}", routers=(router.address,), **access)
+                sim_worker(worker_id=f"worker-{index}", routers=(router.address,), **(access | shared))
             )
             for index in range(num_workers)
         ]

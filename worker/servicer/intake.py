@@ -16,6 +16,7 @@ import numpy as np
 
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
+from radixfleet.guard import client_salt
 from radixfleet.output_text.stop_strings import StopStrings
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
@@ -97,15 +98,20 @@ class Intake:
         grammars: Grammars,
         *,
         default_max_new_tokens: int,
+        isolate_clients: bool = False,
     ) -> None:
+        """`isolate_clients`: see `client_salt`."""
         self._grammars = grammars
         self._model = model
         self._tokenizer = tokenizer
         self._threads = threads
         self._default_max_new_tokens = default_max_new_tokens
+        self._isolate_clients = isolate_clients
 
     async def prepare(self, request: inference_pb2.GenerateRequest, ready: Ready) -> Prepared:
         """Validate against what the engine can hold. Raises InvalidRequest; with a grammar, also Unavailable."""
+        if self._isolate_clients:
+            request.cache_salt = client_salt(request.cache_salt)
         if _is_cheap(request):
             prepared = self._prepare(request, ready)
         else:

@@ -100,7 +100,7 @@ def passed_on(run_dir: Path, **values: Any) -> LocalAccess:
 
 def test_up_without_keys_passes_nothing_on(tmp_path: Path) -> None:
     access = passed_on(tmp_path)
-    assert set(access.options.values()) == {None, ()}
+    assert set(access.options.values()) == {None, (), False}
     assert access.token_file is None
     assert list(tmp_path.iterdir()) == []
     assert access.flags("h:1") == " --endpoint h:1"
