@@ -12,7 +12,7 @@ import base64
 import itertools
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Page:
         self._session = session
         self.problems: list[str] = []
         """What the page's own console complained of: exceptions, refused loads, violated policies."""
+        self._password = ""
+        self._tasks: set[asyncio.Task[object]] = set()
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol, to this tab."""
@@ -122,9 +124,27 @@ class Page:
         """An event of this tab."""
         if method == "Runtime.exceptionThrown":
             self.problems.append(parameters["exceptionDetails"].get("text", "exception"))
+        elif method == "Fetch.authRequired":
+            self._soon(self._authenticate(parameters["requestId"]))
+        elif method == "Fetch.requestPaused":
+            self._soon(self.call("Fetch.continueRequest", requestId=parameters["requestId"]))
         elif method == "Log.entryAdded" and parameters["entry"]["level"] == "error":
             entry = parameters["entry"]
             self.problems.append(f"{entry['text']} {entry.get('url', '')}")
+
+    async def log_in(self, password: str) -> None:
+        """Answer the browser's question for a name and password with this, once for each request that asks."""
+        self._password = password
+        await self.call("Fetch.enable", handleAuthRequests=True)
+
+    async def _authenticate(self, request: str) -> None:
+        answer = {"response": "ProvideCredentials", "username": "anybody", "password": self._password}
+        await self.call("Fetch.continueWithAuth", requestId=request, authChallengeResponse=answer)
+
+    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class Browser:

@@ -21,12 +21,11 @@ function roundUp(value) {
 }
 
 export class Chart {
-  // series: [{name, area}]; format: of the scale and the readout; top: the scale's end, or null to follow the values.
-  constructor(place, readout, { series, format, unit = "", top = null, label }) {
+  // series: [{name, told, area}]; format: of the scale and the readout; top: the scale's end, or null to follow the values.
+  constructor(place, readout, { series, format, top = null, label }) {
     this.readout = readout;
     this.series = series;
     this.format = format;
-    this.unit = unit;
     this.top = top;
     this.label = label;
     this.points = [];
@@ -124,7 +123,7 @@ export class Chart {
     const x = this.pointed === null ? -9 : this.x(shown.at);
     attribute(this.cursor, "x1", String(x));
     attribute(this.cursor, "x2", String(x));
-    const told = shown.values.map((value) => (value === null ? "–" : this.format(value))).join(" of ") + this.unit;
+    const told = shown.values.map((value, index) => `${value === null ? "–" : this.format(value)} ${this.series[index].told}`).join(", ");
     const when = this.pointed === null ? "" : `${Math.round(this.now - shown.at)} s ago: `;
     if (this.readout.textContent !== when + told) this.readout.textContent = when + told;
     attribute(this.svg, "aria-label", `${this.label} over the last ten minutes; now ${told}`);

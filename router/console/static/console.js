@@ -15,8 +15,8 @@ const SPAN_S = 600;
 const SMOOTH = 5; // of the router's two-second steps go into one point of a line
 
 const charts = {
-  speed: new Chart(byId("speed-chart"), byId("speed-now"), { series: [{ name: "out", area: true }], format: rate, unit: " tokens/s", label: "Output" }),
-  hit: new Chart(byId("hit-chart"), byId("hit-now"), { series: [{ name: "hit", area: true }, { name: "reach" }], format: percent, top: 1, label: "Hit rate, of what was reachable" }),
+  speed: new Chart(byId("speed-chart"), byId("speed-now"), { series: [{ name: "out", told: "tokens/s", area: true }], format: rate, label: "Output" }),
+  hit: new Chart(byId("hit-chart"), byId("hit-now"), { series: [{ name: "hit", told: "cached", area: true }, { name: "reach", told: "reachable" }], format: percent, top: 1, label: "Hit rate" }),
 };
 let steps = [];
 let heardAt = null;

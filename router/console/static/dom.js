@@ -35,14 +35,15 @@ export function keyed(parent, items, keyOf, make, fill) {
   for (const node of known.values()) node.remove();
 }
 
-// A bar of parts: [class, share of 1]. What is left is ground.
+// A bar of parts: [class, share of 1]. What is left is ground; what is too much (rounded counts) is taken from all.
 export function bar(node, parts, label) {
+  const sum = Math.max(1, parts.reduce((total, [, share]) => total + Math.max(0, share), 0));
   while (node.children.length < parts.length) node.append(element("span"));
   while (node.children.length > parts.length) node.lastChild.remove();
   parts.forEach(([name, share], index) => {
     const part = node.children[index];
     if (part.className !== name) part.className = name;
-    const width = `${(100 * Math.min(1, Math.max(0, share))).toFixed(2)}%`;
+    const width = `${(100 * Math.max(0, share / sum)).toFixed(2)}%`;
     if (part.style.width !== width) part.style.width = width;
   });
   attribute(node, "aria-label", label);
