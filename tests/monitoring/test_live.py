@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import deploy.monitoring
-from tests.support.monitored_fleet import RULES, Recording, recorded
+from tests.support.monitored_fleet import RULES, Phase, Recording, recorded
 from tests.support.prometheus import needs_prometheus
 
 pytestmark = [pytest.mark.prometheus, needs_prometheus]
@@ -23,7 +23,7 @@ _SELECTOR = re.compile(r"\b(?:radixfleet_|radixfleet:|up\b|process_)[\w:]*(?:\{[
 
 @pytest.fixture(scope="module")
 def recording() -> Iterator[Recording]:
-    with recorded(seconds=4) as recording:
+    with recorded(Phase(seconds=4)) as recording:
         yield recording
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,14 +25,26 @@ from tests.support.prometheus import Prometheus, running_prometheus
 from tests.support.router_fixture import settings
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_runner, sim_worker
+from worker.engine.handle import EngineHandle
+from worker.engine.inline import InlineEngine
 from worker.runner.sim import CostModel
 
 RULES = Path(deploy.monitoring.__file__).parent / "files" / "rules" / "radixfleet.yml"
-SCRAPE_S = 0.5
-_GROUPS, _SHARED_TOKENS, _OWN_TOKENS, _ANSWER_TOKENS = 6, 512, 100, 12
+_POLL_S = 0.25
+_SHARED_TOKENS, _OWN_TOKENS, _ANSWER_TOKENS = 512, 100, 12
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
-_CLIENTS = 12
 _COST = CostModel(step_s=5e-4, prefill_token_s=2e-6, decode_token_s=1e-5)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A time of the load."""
+
+    seconds: float
+    clients: int = 12
+    """Each asks again when it has its answer."""
+    prefixes: int = 6
+    """Of which a prompt begins with one, chosen at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,71 +68,73 @@ def substituted(expr: str, *, interval: str = "4s") -> str:
     return expr.replace("$__rate_interval", interval)
 
 
-@contextmanager
-def recorded(seconds: float) -> Iterator[Recording]:
-    """Load a fleet for so long, at least until a request has waited in the router; then it may be asked about."""
-    with _recorded_by(asyncio.Runner(), seconds) as recording:
-        yield recording
+def quick_engine() -> EngineHandle:
+    """In this process, with a small pool and short steps."""
+    return InlineEngine(sim_runner(kv_tokens=3072, max_running_requests=4, cost=_COST))
 
 
 @contextmanager
-def _recorded_by(runner: asyncio.Runner, seconds: float) -> Iterator[Recording]:
-    with runner:
-        fleet = _fleet()
-        router = runner.run(fleet.__aenter__())
-        try:
-            with running_prometheus(_config(router)) as prometheus:
-                began_s = time.time()
-                runner.run(_load(router, prometheus, seconds))
-                ended_s = time.time()
-                runner.run(fleet.__aexit__(None, None, None))
-                fleet = None
-                yield Recording(prometheus, began_s, ended_s)
-        finally:
-            if fleet is not None:
-                runner.run(fleet.__aexit__(None, None, None))
+def recorded(
+    *phases: Phase, engine: Callable[[], EngineHandle] = quick_engine, scrape_s: float = 0.5
+) -> Iterator[Recording]:
+    """Load a fleet, and end it; then what was seen of it may be asked about."""
+    with ExitStack() as stack:
+        began_s, ended_s, prometheus = asyncio.run(_observe(phases, engine, scrape_s, stack))
+        yield Recording(prometheus, began_s, ended_s)
+
+
+async def _observe(
+    phases: Sequence[Phase], engine: Callable[[], EngineHandle], scrape_s: float, stack: ExitStack
+) -> tuple[float, float, Prometheus]:
+    """Prometheus goes on until `stack` ends."""
+    async with _fleet(engine) as router:
+        prometheus = await asyncio.to_thread(stack.enter_context, running_prometheus(_config(router, scrape_s)))
+        began_s = time.time()
+        async with Client(router.address, timeout_s=60) as client:
+            for phase in phases:
+                await _load(client, prometheus, phase)
+        return began_s, time.time(), prometheus
 
 
 @asynccontextmanager
-async def _fleet() -> AsyncIterator[Router]:
-    runners = [sim_runner(kv_tokens=3072, max_running_requests=4, cost=_COST) for _ in range(2)]
+async def _fleet(engine: Callable[[], EngineHandle]) -> AsyncIterator[Router]:
     async with (
-        sim_worker(runners[0], worker_id="worker-0") as first,
-        sim_worker(runners[1], worker_id="worker-1") as second,
+        sim_worker(engine=engine(), worker_id="worker-0") as first,
+        sim_worker(engine=engine(), worker_id="worker-1") as second,
         running_router(settings(workers=(first.address, second.address)), random=Random(1)) as router,
     ):
         await until(lambda: sum(not state.ineligible_reason for state in router.registry.workers) == 2)
         yield router
 
 
-def _config(router: Router) -> dict[str, Any]:
+def _config(router: Router, scrape_s: float) -> dict[str, Any]:
     """The configuration that operators get, but faster."""
     config: dict[str, Any] = yaml.safe_load(prometheus_config([f"127.0.0.1:{router.metrics_port}"]))
-    interval = f"{round(SCRAPE_S * 1000)}ms"
+    interval = f"{round(scrape_s * 1000)}ms"
     config["global"] = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval}
     config["scrape_configs"][0]["http_sd_configs"][0]["refresh_interval"] = "1s"
     config["rule_files"] = [str(RULES)]
     return config
 
 
-async def _load(router: Router, prometheus: Prometheus, seconds: float) -> None:
-    """Clients ask one after another, until the time is over and every target was scraped often enough for a rate."""
+async def _load(client: Client, prometheus: Prometheus, phase: Phase) -> None:
+    """Clients ask until the time is over and every target was scraped often enough for a rate."""
     random = Random(1)
-    prefixes = [_text(random, _SHARED_TOKENS) for _ in range(_GROUPS)]
+    prefixes = [_text(random, _SHARED_TOKENS) for _ in range(phase.prefixes)]
     is_over = asyncio.Event()
 
-    async def ask(client: Client) -> None:
+    async def ask() -> None:
         while not is_over.is_set():
             prompt = random.choice(prefixes) + _text(random, _OWN_TOKENS)
             await client.complete(prompt, max_new_tokens=_ANSWER_TOKENS, ignore_eos=True)
 
-    async with Client(router.address, timeout_s=60) as client, asyncio.TaskGroup() as group:
-        for _ in range(_CLIENTS):
-            group.create_task(ask(client))
-        await asyncio.sleep(seconds)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(phase.clients):
+            group.create_task(ask())
+        await asyncio.sleep(phase.seconds)
         async with asyncio.timeout(60):
             while not await asyncio.to_thread(_scraped_enough, prometheus):  # noqa: ASYNC110  only asking tells
-                await asyncio.sleep(SCRAPE_S)
+                await asyncio.sleep(_POLL_S)
         is_over.set()
 
 

@@ -15,6 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ WITHOUT = "no prometheus and promtool on this machine: apt-get install -y promet
 _READY_S = 30.0
 
 needs_prometheus = pytest.mark.skipif(BINARY is None or PROMTOOL is None, reason=WITHOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One series."""
+
+    labels: Mapping[str, str]
+    points: list[tuple[float, float]]
+    """(Unix time, value)"""
 
 
 class Prometheus:
@@ -48,6 +58,12 @@ class Prometheus:
         moment = {} if at_s is None else {"time": f"{at_s:.3f}"}
         result = self.get("query", query=expr, **moment)["result"]
         return [value for each in result if not math.isnan(value := float(each["value"][1]))]
+
+    def curves(self, expr: str, began_s: float, ended_s: float, step_s: float) -> list[Curve]:
+        """Values over time of each series of an expression."""
+        span = {"start": f"{began_s:.3f}", "end": f"{ended_s:.3f}", "step": f"{step_s:g}"}
+        result = self.get("query_range", query=expr, **span)["result"]
+        return [Curve(each["metric"], [(at_s, float(value)) for at_s, value in each["values"]]) for each in result]
 
 
 def promtool(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
