@@ -66,7 +66,7 @@ function memoryBar(cell, memory) {
     ? `weights ${bytes(pools[0][1])}, KV cache ${bytes(pools[1][1])}, activations ${bytes(pools[2][1])} of ${bytes(total)} on ${memory.device}; KV bounded by ${memory.bounded_by}`
     : "not known yet";
   bar(cell.firstChild, pools.map(([name, size]) => [name, total ? size / total : 0]), label);
-  put(cell.lastChild, total ? `${bytes(memory.kv_bytes)} KV of ${bytes(total)}` : "");
+  put(cell.lastChild, total ? `${bytes(memory.kv_bytes)} of ${bytes(total)}` : "");
 }
 
 function kvBar(cell, kv) {
