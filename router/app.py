@@ -24,7 +24,7 @@ from radixfleet.address import local_address, publish
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.limits import ClientLimits
-from radixfleet.metrics_server import serve_metrics
+from radixfleet.metrics_server import Page, serve_metrics
 from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
 from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
@@ -102,11 +102,11 @@ async def running_router(
     clock = clock or MonotonicClock()
     random = random or Random()  # noqa: S311  ties and jitter, no secrets
     loop = asyncio.get_running_loop()
-    access = await asyncio.to_thread(_access, settings, clock)
+    metrics = RouterMetrics()
+    access = await asyncio.to_thread(_access, settings, metrics, clock)
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        metrics = RouterMetrics()
         sketch = Sketch()
         look_aside = LookAside(settings.lease_s, metrics)
         stack.callback(look_aside.close)
@@ -147,7 +147,7 @@ async def running_router(
         )
         port = listen(server, settings.host, settings.port, access.tls)
         metrics.watch_fleet(lambda: _sample(registry, sketch, clock), loop)
-        pages = {PATH: lambda asked: ask_loop(lambda: scrape_targets(registry.workers, asked), loop)}
+        pages = {PATH: _scrape_targets(registry, access, loop)}
         metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, pages, access)
         # In a thread: a scrape that is under way waits for this loop.
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
@@ -182,7 +182,7 @@ async def running_router(
     _log.info("router stopped")
 
 
-def _access(settings: RouterSettings, clock: Clock) -> Access:
+def _access(settings: RouterSettings, metrics: RouterMetrics, clock: Clock) -> Access:
     """Reads files. Raises UnusableFile."""
     limits = None
     if settings.max_client_requests is not None or settings.max_client_requests_per_s is not None:
@@ -191,10 +191,25 @@ def _access(settings: RouterSettings, clock: Clock) -> Access:
             max_requests_per_s=settings.max_client_requests_per_s,
             max_open_requests=settings.max_client_requests,
         )
-    access = Access.from_settings(settings, limits=limits, clock=clock)
+    access = Access.from_settings(
+        settings,
+        limits=limits,
+        on_refusal=lambda error: metrics.door_refusals.labels(error.code.lower()).inc(),
+        clock=clock,
+    )
     for warning in access.warnings(settings.host):
         _log.warning(warning)
     return access
+
+
+def _scrape_targets(registry: WorkerRegistry, access: Access, loop: asyncio.AbstractEventLoop) -> Page:
+    def page(asked: str) -> bytes | None:
+        router_tls, worker_tls = access.tls is not None, access.peer_tls is not None
+        return ask_loop(
+            lambda: scrape_targets(registry.workers, asked, router_tls=router_tls, worker_tls=worker_tls), loop
+        )
+
+    return page
 
 
 def _http_server(settings: RouterSettings, access: Access, routes: Sequence[BaseRoute]) -> HttpServer | None:

@@ -38,6 +38,7 @@ OUTCOMES = (
 )
 REASONS = ("only", "prefix", "spill", "load", "turn", "chance", "hash")
 QUEUE_REFUSALS = ("full", "deadline")
+DOOR_REFUSALS = ("unauthenticated", "permission_denied", "resource_exhausted")
 RETRY_RESULTS = ("retried", "resumed", "refused")
 LEASE_OUTCOMES = ("ended", "expired", "interrupted", "closed")
 
@@ -92,6 +93,12 @@ class RouterMetrics:
             "queue_refusals",
             "Requests that all workers were too busy for: the queue was full, or the deadline passed in it.",
             cause=QUEUE_REFUSALS,
+        )
+        self.door_refusals = self._counter(
+            "door_refusals",
+            "Calls turned away before they were looked at: no key or a wrong one, a client's key where the admin token "
+            "is needed, or more than a client may ask for.",
+            cause=DOOR_REFUSALS,
         )
         self.queue_s = self._histogram("queue_seconds", "Waits for a worker, of requests that waited.", QUEUE_BUCKETS_S)
         self.decisions = self._counter("decisions", "Choices of a worker, by why it was chosen.", reason=REASONS)

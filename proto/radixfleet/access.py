@@ -17,6 +17,7 @@ from radixfleet.access_settings import AccessSettings
 from radixfleet.address import is_loopback
 from radixfleet.clock import Clock
 from radixfleet.endpoint import Endpoint
+from radixfleet.errors import RadixfleetError
 from radixfleet.guard import Guard
 from radixfleet.keys import watch_keys, watch_token
 from radixfleet.limits import ClientLimits
@@ -43,6 +44,7 @@ class Access:
         *,
         token_closes_client_doors: bool = False,
         limits: ClientLimits | None = None,
+        on_refusal: Callable[[RadixfleetError], None] | None = None,
         clock: Clock | None = None,
     ) -> Self:
         """Raises UnusableFile, which says what to do, when files or settings are missing or wrong."""
@@ -53,7 +55,13 @@ class Access:
                 "api_keys needs admin_token, with which workers register and operators drain: "
                 "`radixfleet keys new --token` makes one"
             )
-        guard = Guard(keys, tokens, token_closes_client_doors=token_closes_client_doors, limits=limits)
+        guard = Guard(
+            keys,
+            tokens,
+            token_closes_client_doors=token_closes_client_doors,
+            limits=limits,
+            on_refusal=on_refusal,
+        )
         return cls(guard, _server_tls(settings, clock), _peer_tls(settings), tokens)
 
     def endpoint(self, address: str) -> Endpoint:

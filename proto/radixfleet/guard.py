@@ -15,12 +15,12 @@ from __future__ import annotations
 import base64
 import hmac
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from radixfleet.errors import PermissionDenied, Unauthenticated
+from radixfleet.errors import PermissionDenied, RadixfleetError, Unauthenticated
 from radixfleet.keys import ADMIN, KeyRing, key_hash
 from radixfleet.limits import ClientLimits
 
@@ -93,12 +93,17 @@ class Guard:
         *,
         token_closes_client_doors: bool = False,
         limits: ClientLimits | None = None,
+        on_refusal: Callable[[RadixfleetError], None] | None = None,
     ) -> None:
-        """`keys` and `tokens` are asked at each call, so that they may change."""
+        """`keys` and `tokens` are asked at each call, so that they may change.
+
+        `on_refusal` hears of everybody who is turned away; it may be called from any thread.
+        """
         self._keys = keys
         self._tokens = tokens
         self._token_closes_client_doors = token_closes_client_doors
         self._limits = limits
+        self._on_refusal = on_refusal
 
     @property
     def is_open(self) -> bool:
@@ -112,6 +117,10 @@ class Guard:
 
     def admit(self, door: Door, key: str | None) -> Caller:
         """Who comes with `key`. Raises Unauthenticated or PermissionDenied when they may not pass."""
+        with self._refusals_told():
+            return self._admit(door, key)
+
+    def _admit(self, door: Door, key: str | None) -> Caller:
         caller = self._identify(key)
         if door is Door.OPEN or self._is_unlocked(door):
             return caller or _NOBODY
@@ -132,8 +141,20 @@ class Guard:
         if self._limits is None or caller.is_admin:
             yield
             return
-        with self._limits.visit(f"key {caller.name}" if caller.name else f"host {host}"):
+        client = f"key {caller.name}" if caller.name else f"host {host}"
+        with ExitStack() as stack:
+            with self._refusals_told():
+                stack.enter_context(self._limits.visit(client))
             yield
+
+    @contextmanager
+    def _refusals_told(self) -> Iterator[None]:
+        try:
+            yield
+        except RadixfleetError as error:
+            if self._on_refusal is not None:
+                self._on_refusal(error)
+            raise
 
     def _identify(self, key: str | None) -> Caller | None:
         if key is None or self.is_open:

@@ -19,10 +19,15 @@ from router.workers.state import WorkerState
 PATH = "/sd"
 
 
-def scrape_targets(workers: Iterable[WorkerState], asked: str) -> bytes:
-    """Target groups as JSON. `asked`: host:port by which the router's metrics port was reached."""
+def scrape_targets(
+    workers: Iterable[WorkerState], asked: str, *, router_tls: bool = False, worker_tls: bool = False
+) -> bytes:
+    """Target groups as JSON. `asked`: host:port by which the router's metrics port was reached.
+
+    Whose ports speak TLS, `router_tls` and `worker_tls`, is scraped by https.
+    """
     own_host, _, _ = asked.rpartition(":")
-    groups = [_group(asked, role="router")]
+    groups = [_group(asked, tls=router_tls, role="router")]
     for worker in workers:
         facts = worker.facts
         if facts is None or not facts.metrics_port or worker.duplicate_of:
@@ -31,12 +36,12 @@ def scrape_targets(workers: Iterable[WorkerState], asked: str) -> bytes:
         if own_host and _is_loopback(host):
             host = own_host
         target = f"{host}:{facts.metrics_port}"
-        groups.append(_group(target, role="worker", worker_id=facts.worker_id, model=facts.model.model))
+        groups.append(_group(target, tls=worker_tls, role="worker", worker_id=facts.worker_id, model=facts.model.model))
     return orjson.dumps(groups)
 
 
-def _group(target: str, **labels: str) -> dict[str, object]:
-    return {"targets": [target], "labels": labels}
+def _group(target: str, *, tls: bool, **labels: str) -> dict[str, object]:
+    return {"targets": [target], "labels": labels | ({"__scheme__": "https"} if tls else {})}
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,6 +19,7 @@ from radixfleet.endpoint import Endpoint
 from radixfleet.keys import key_line
 from radixfleet.v1 import fleet_pb2, inference_pb2, worker_pb2
 from router.app import running_router
+from router.metrics import DOOR_REFUSALS
 from tests.support.router_fixture import settings
 from tests.support.secured_fleet import KEY, TOKEN, WRONG, SecuredFleet, secured_fleet
 from tests.support.worker_fixture import sim_worker
@@ -107,6 +108,9 @@ async def test_doors_of_admins() -> None:
                     assert await outcome(endpoint(fleet, place, key), method) == "UNAUTHENTICATED", (place, method)
                 assert await outcome(endpoint(fleet, place, KEY), method) == "PERMISSION_DENIED", (place, method)
                 assert await outcome(endpoint(fleet, place, TOKEN), method) not in REFUSED, (place, method)
+        counted = [fleet.router.metrics.door_refusals.labels(cause)._value.get() for cause in DOOR_REFUSALS]
+        num_methods = len(ADMIN["Fleet"])
+        assert counted == [2 * num_methods, num_methods, 0]
 
 
 async def test_workers_of_a_fleet_without_clients_keys_serve_its_routers_alone() -> None:

@@ -122,6 +122,22 @@ def test_limits_count_a_key_wherever_it_calls_from_and_the_keyless_by_host() -> 
         pass
 
 
+def test_who_is_turned_away_is_told_of_once() -> None:
+    heard: list[str] = []
+    limits = ClientLimits(ManualClock(), max_open_requests=1)
+    guard = Guard(keys, tokens, limits=limits, on_refusal=lambda error: heard.append(error.code))
+    alice = guard.admit(Door.CLIENT, KEY)
+    with pytest.raises(Unauthenticated):
+        guard.admit(Door.CLIENT, WRONG)
+    with pytest.raises(PermissionDenied):
+        guard.admit(Door.ADMIN, KEY)
+    with guard.visit(alice, "h"), pytest.raises(Overloaded), guard.visit(alice, "h"):
+        pass
+    with pytest.raises(Overloaded), guard.visit(alice, "h"):
+        raise Overloaded("of the request itself, which was let in")
+    assert heard == ["UNAUTHENTICATED", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED"]
+
+
 def test_the_fleet_itself_has_no_limits() -> None:
     guard = Guard(limits=ClientLimits(ManualClock(), max_open_requests=1))
     admin = Caller("admin", is_admin=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import urllib.error
 import urllib.request
@@ -45,6 +46,18 @@ async def test_the_router_and_its_workers_are_listed_with_their_labels() -> None
         pages = [await asyncio.to_thread(page, group["targets"][0]) for group in groups]
     assert "radixfleet_router_requests_total" in pages[0]
     assert "radixfleet_worker_requests_total" in pages[1]
+
+
+def test_ports_that_speak_tls_are_scraped_by_https() -> None:
+    for router_tls in (False, True):
+        (router,) = json.loads(scrape_targets([], "r:1", router_tls=router_tls))
+        assert router["labels"].get("__scheme__") == ("https" if router_tls else None)
+    parts = Parts(num_workers=1)
+    (state,) = parts.workers
+    assert state.facts is not None
+    state.facts = dataclasses.replace(state.facts, metrics_port=9100)
+    labels = [group["labels"] for group in json.loads(scrape_targets([state], "r:1", worker_tls=True))]
+    assert [group.get("__scheme__") for group in labels] == [None, "https"]
 
 
 def page(target: str) -> str:
