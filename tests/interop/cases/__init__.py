@@ -1,0 +1,12 @@
+"""All clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.interop.case import Case
+from tests.interop.cases import grpc_clients, load_tools, openai_clients, schemathesis
+
+CASES: Mapping[str, Case] = {
+    case.name: case for module in (openai_clients, load_tools, grpc_clients, schemathesis) for case in module.CASES
+}

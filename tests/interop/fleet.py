@@ -1,0 +1,90 @@
+"""A live fleet for other people's clients: `radixfleet up` with two simulated workers, and a third that can be silent.
+
+Models: "tiny", whose tokens are invented at the speed of a GPU, with a context of a million tokens; and "silent", which
+answers "xxxx" and then says nothing for as many seconds as the client allows tokens, before it ends the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.tiny_model import tiny_model
+
+CONTEXT_TOKENS = 1_200_000
+_START_S = 90.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFleet:
+    """Where it is."""
+
+    grpc: str
+    """host:port."""
+    http: str
+    """host:port."""
+    model_dir: Path
+    """Of "tiny": a Hugging Face directory, for tools that count tokens themselves."""
+
+    @property
+    def url(self) -> str:
+        """What OpenAI's clients take as their base."""
+        return f"http://{self.http}/v1"
+
+    def metric(self, name: str) -> float:
+        """A sample of the router's metrics page."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} "))
+
+
+@contextmanager
+def live_fleet(folder: Path) -> Iterator[LiveFleet]:
+    """Until the block is left. Logs go to `folder`."""
+    with ExitStack() as stack:
+        model_dir = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tiny"
+        model_dir.symlink_to(tiny_model(max_context=CONTEXT_TOKENS))
+        up = [sys.executable, "-m", "deploy.cli", "up", "--workers", "2", "--model", str(model_dir), "--runner", "sim"]
+        up += ["--context-length", str(CONTEXT_TOKENS), "--max-total-tokens", str(2 * CONTEXT_TOKENS)]
+        up += ["--port", "0", "--router-metrics-port", "0", "--http-port", "0", "--run-dir", str(folder)]
+        fleet = stack.enter_context(_process(up, folder / "up.log"))
+        address = folder / "router.address"
+        _until(lambda: address.exists() or fleet.poll() is not None, "the router listens", folder)
+        grpc, http = address.read_text().strip(), (folder / "router.address.http").read_text().strip()
+        silent = [sys.executable, "-m", "tests.interop.silent_worker", grpc]
+        stack.enter_context(_process(silent, folder / "silent.log"))
+        _until(lambda: _models(http) >= {"tiny", "silent"}, "all models are served", folder)
+        yield LiveFleet(grpc, http, model_dir)
+
+
+@contextmanager
+def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _models(http: str) -> set[str]:
+    with urllib.request.urlopen(f"http://{http}/v1/models", timeout=10) as page:
+        return {model["id"] for model in json.load(page)["data"]}
+
+
+def _until(condition, what: str, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    deadline_s = time.monotonic() + _START_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"waited {_START_S:.0f} s in vain until {what}; logs are in {folder}")
+        time.sleep(_POLL_S)
