@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from radixfleet.clock import MonotonicClock
+from tests.support.device_marks import QueuedOnCpu
 from tests.support.runner_driver import RunnerDriver
 from tests.support.tiny_model import tiny_model
 from worker.runner.protocol import Runner
 from worker.runner.sim import SimRunner, SimRunnerConfig
 from worker.runner.torch_config import TorchRunnerConfig
-from worker.runner.torch_runner import TorchRunner
+from worker.runner.torch_runner import make_torch_runner
 
 NAN_TOKEN = 500
 PROMPT = np.random.default_rng(1).integers(3, 490, 50).tolist()
@@ -53,14 +54,14 @@ CUDA = pytest.param(
 )
 
 
-@pytest.fixture(scope="module", params=["sim", "cpu", CUDA])
+@pytest.fixture(scope="module", params=["sim", "cpu", "cpu with a queue", CUDA])
 def make_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Runner]:
     if request.param == "sim":
         return sim_runner
     directory = poisoned_model(tmp_path_factory.mktemp("runner") / "model")
     config = TorchRunnerConfig(
         model_path=str(directory),
-        device=request.param,
+        device=request.param.split()[0],
         dtype="float32",
         device_memory_bytes=64 << 20,
         max_total_tokens=8192,
@@ -68,7 +69,9 @@ def make_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         chunked_prefill_size=256,
         max_context_tokens=512,
     )
-    return lambda: TorchRunner(config)
+    if request.param == "cpu with a queue":
+        return lambda: QueuedOnCpu(config)
+    return lambda: make_torch_runner(config, MonotonicClock())
 
 
 @pytest.fixture

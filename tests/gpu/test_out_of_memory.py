@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from radixfleet.clock import MonotonicClock
 from tests.support.scarce_memory import LoadedRunner, ScheduledRunner
 from tests.support.sim_worker import make_submit
 from tests.support.tiny_model import tiny_model
 from worker.core.messages import Ready, Submit
 from worker.memory.plan import MemoryPlanError
 from worker.runner.torch_config import TorchRunnerConfig
-from worker.runner.torch_runner import TorchRunner
+from worker.runner.torch_runner import TorchRunner, make_torch_runner
 
 MIB = 1 << 20
 pytestmark = [
@@ -37,7 +38,7 @@ def config() -> TorchRunnerConfig:
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[tuple[TorchRunner, Ready]]:
-    runner = TorchRunner(config())
+    runner = make_torch_runner(config(), MonotonicClock())
     yield runner, runner.load()
     runner.close()
     torch.cuda.empty_cache()

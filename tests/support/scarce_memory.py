@@ -50,6 +50,9 @@ class LoadedRunner:
     def load(self) -> Ready:
         return self._ready
 
+    def launch(self, plan: StepPlan) -> None:
+        """A step is handed over. It runs when it is its turn."""
+
     def run(self, plan: StepPlan) -> StepResult:
         return self._runner.run(plan)
 
@@ -111,6 +114,8 @@ class ScheduledRunner:
         if plan is not None:
             self.plans.append(plan)
             self._launched.append(plan)
+            if isinstance(self.runner, LoadedRunner):
+                self.runner.launch(plan)
         if self._launched and (plan is None or len(self._launched) >= self._in_flight):
             self.scheduler.commit(self.runner.run(self._launched.pop(0)))
         self.scheduler.check()

@@ -28,6 +28,8 @@ RUNNER_ENVIRONMENT = {
     # Keep the memory of big temporaries: giving it back and faulting it in again doubles the time of a padded gather.
     "MALLOC_MMAP_THRESHOLD_": str(_MALLOC_BYTES),
     "MALLOC_TRIM_THRESHOLD_": str(_MALLOC_BYTES),
+    # On GPUs: steps of all sizes come in turn, and what is free is not to lie in pieces that fit none of them.
+    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
 }
 
 
@@ -56,6 +58,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def runner_environment(self) -> dict[str, str]:
         """Environment of the runner process. What the operator has set there stays, but for the number of threads."""
         environment = RUNNER_ENVIRONMENT | dict(os.environ)
+        if "PYTORCH_CUDA_ALLOC_CONF" in os.environ and "PYTORCH_ALLOC_CONF" not in os.environ:  # its older name
+            del environment["PYTORCH_ALLOC_CONF"]
         if isinstance(self.runner, TorchRunnerConfig):
             environment["OMP_NUM_THREADS"] = str(self.runner.num_threads)
         return environment
@@ -66,9 +70,9 @@ def make_runner(config: SimRunnerConfig | TorchRunnerConfig, clock: Clock) -> Ru
     if isinstance(config, SimRunnerConfig):
         return SimRunner(config, clock)
     # Here, because torch takes seconds to import and the engine process must not have it.
-    from worker.runner.torch_runner import TorchRunner
+    from worker.runner.torch_runner import make_torch_runner
 
-    return TorchRunner(config, clock)
+    return make_torch_runner(config, clock)
 
 
 def load_failure(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""From arrays of the host to tensors of the device. For runners only: the rest of this package has no torch."""
+"""Between arrays of the host and tensors of the device, without waiting. For runners: the rest here has no torch."""
 
 from __future__ import annotations
 
@@ -24,3 +24,11 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
 def upload_indices(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
     """The same as int64, which torch indexes by."""
     return upload(array.astype(np.int64), device)
+
+
+def download(tensor: Tensor) -> Tensor:
+    """The tensor on the host; of a GPU's, a copy on its way: to be read once the device has passed what follows."""
+    if tensor.device.type == "cuda":
+        arriving = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return arriving.copy_(tensor, non_blocking=True)
+    return tensor

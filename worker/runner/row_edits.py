@@ -3,7 +3,8 @@
     start     a request takes a row: counts and matcher begin with the tokens that there are already
     begin     the masks of grammars begin to be computed, beside the model
     apply     the logits of the step are changed
-    sampled   counts and matchers go on by the sampled token
+    count     counts go on by the sampled tokens, on the device
+    accept    and matchers, on the host: before the masks of the next step begin
 
 A step in which no row asks for any of it pays for one look at an array of flags.
 """
@@ -11,14 +12,13 @@ A step in which no row asks for any of it pays for one look at an array of flags
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from worker.core.step import BoolArray, Int32Array, RowStart
+from worker.memory.transfers import upload, upload_indices
 from worker.runner.row_grammars import Accepted, Masks, RowGrammars
 from worker.sampling.grammar import GrammarCompiler
 from worker.sampling.penalties import Occurrences
@@ -73,8 +73,8 @@ class RowEdits:
         if edits.bias:
             ids, values = zip(*edits.bias, strict=True)
             self._bias[row] = (
-                torch.tensor(ids, dtype=torch.int64, device=self._device),
-                torch.tensor(values, dtype=torch.float32, device=self._device),
+                upload(np.array(ids, np.int64), self._device),
+                upload(np.array(values, np.float32), self._device),
             )
         if edits.grammar is not None:
             assert self._grammars is not None, "a grammar, but nothing to compile it with"
@@ -91,6 +91,10 @@ class RowEdits:
         """Whether any of `rows` asks for anything; if not, none of the following is called."""
         return bool(self._has_edits[rows].any())
 
+    def constrains(self, rows: Int32Array) -> bool:
+        """Whether any of `rows` has a grammar, so that what it samples depends on what the host makes of its tokens."""
+        return self._grammars is not None and any(row in self._grammars for row in rows.tolist())
+
     def begin(self, rows: Int32Array, positions: Int32Array) -> Masks | None:
         """Begin to compute the masks of grammars for what `rows` sample at `positions` in this step."""
         return self._grammars.begin(rows, positions) if self._grammars is not None else None
@@ -99,13 +103,13 @@ class RowEdits:
         """Change the logits float32 [n, vocab] of `rows` in place. `masks`: what `begin` returned."""
         penalized = np.flatnonzero(self._penalizes[rows])
         if len(penalized):
-            where = self._to_device(penalized)
+            where, of_rows = upload_indices(penalized, self._device), rows[penalized]
             logits[where] = self._occurrences.penalize(
                 logits[where],
-                self._to_device(rows[penalized].astype(np.int64)),
-                repetition=self._to_device(self._repetition[rows[penalized]]),
-                frequency=self._to_device(self._frequency[rows[penalized]]),
-                presence=self._to_device(self._presence[rows[penalized]]),
+                upload_indices(of_rows, self._device),
+                repetition=upload(self._repetition[of_rows], self._device),
+                frequency=upload(self._frequency[of_rows], self._device),
+                presence=upload(self._presence[of_rows], self._device),
             )
         if self._bias:
             for index, row in enumerate(rows.tolist()):
@@ -115,15 +119,15 @@ class RowEdits:
         if masks is not None and self._grammars is not None:
             self._grammars.mask(logits, masks)
 
-    def sampled(self, rows: Int32Array, tokens: Tensor, failed: BoolArray) -> Accepted:
-        """The `rows` sampled `tokens`, int64 [n] on the device, unless they failed."""
+    def count(self, rows: Int32Array, tokens: Tensor) -> None:
+        """The `rows` sample `tokens`, int64 [n] on the device."""
         penalized = np.flatnonzero(self._penalizes[rows])
         if len(penalized):
-            where = self._to_device(penalized)
-            self._occurrences.count(self._to_device(rows[penalized].astype(np.int64)), tokens[where])
+            where = upload_indices(penalized, self._device)
+            self._occurrences.count(upload_indices(rows[penalized], self._device), tokens[where])
+
+    def accept(self, rows: Int32Array, token_ids: Int32Array, failed: BoolArray) -> Accepted:
+        """The `rows` have sampled `token_ids`, unless they failed."""
         if self._grammars is None or not len(self._grammars):
             return Accepted()
-        return self._grammars.accept(rows, tokens.tolist(), failed.tolist())
-
-    def _to_device(self, array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return self._grammars.accept(rows, token_ids.tolist(), failed.tolist())

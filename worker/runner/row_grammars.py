@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from worker.core.step import Int32Array, RowStart
+from worker.memory.transfers import upload, upload_indices
 from worker.sampling.grammar import GrammarCompiler, GrammarError, Matcher, Words
 
 
@@ -76,6 +77,9 @@ class RowGrammars:
     def __len__(self) -> int:
         return len(self._rows) + len(self._causes)
 
+    def __contains__(self, row: int) -> bool:
+        return row in self._rows
+
     def start(self, start: RowStart) -> None:
         """A request with a grammar takes a row; what its answer has already is followed again."""
         assert start.edits is not None and start.edits.grammar is not None and start.history is not None  # noqa: PT018
@@ -117,10 +121,10 @@ class RowGrammars:
         """Set the logits of tokens that are not allowed to -inf, in place."""
         for future in masks.work:
             future.result()
-        packed = torch.from_numpy(masks.words.view(np.uint8)).to(self._device)
+        packed = upload(masks.words.view(np.uint8), self._device)
         bits = (packed[:, :, None] >> self._shifts) & 1
         allowed = bits.view(len(packed), -1)[:, : self._vocab_size].bool()
-        where = torch.tensor(masks.indices, device=self._device)
+        where = upload_indices(np.array(masks.indices), self._device)
         logits[where] = logits[where].masked_fill_(~allowed, -torch.inf)
 
     def accept(self, rows: Int32Array, token_ids: Sequence[int], failed: Sequence[bool]) -> Accepted:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from worker.core.step import Int32Array, RowStart, StepPlan
+from worker.memory.transfers import upload
 from worker.sampling.sampler import SamplingBatch
 
 
@@ -38,8 +39,7 @@ class RowState:
     def start(self, start: RowStart) -> None:
         """A request takes a row: what the row held before is forgotten."""
         row = start.row
-        slots = torch.from_numpy(start.prefix_slots.astype(np.int32)).to(self._device)
-        self.table[row, : len(slots)] = slots
+        self.table[row, : len(start.prefix_slots)] = upload(start.prefix_slots.astype(np.int32), self._device)
         self._temperature[row] = start.temperature
         self._top_k[row] = start.top_k
         self._top_p[row] = start.top_p

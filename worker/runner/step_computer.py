@@ -7,18 +7,20 @@ sample    tokens of the rows that sample are drawn, and kept in the relay for th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from worker.core.step import StepPlan
 from worker.memory.kv_pool import TokenToKVPool
+from worker.memory.transfers import upload_indices
 from worker.model.llama import LlamaModel
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
 from worker.runner.kernels.layers import KernelLayers
 from worker.runner.rows import RowState, flat_rows_and_positions
-from worker.runner.step_sampler import Sampled, StepSampler
+from worker.runner.step_sampler import Drawn, Sampled, StepSampler
 
 
 class _PagedAttention:
@@ -59,9 +61,20 @@ class StepComputer:
         self.in_sampling = False
         """The step that is computed, or was last, has come to its logits."""
 
-    @torch.inference_mode()
     def compute(self, plan: StepPlan) -> Sampled:
         """The tokens of the step, on the host; waits for the device."""
+        drawn = self.launch(plan)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return self.settle(drawn)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan, settle_before: Callable[[], None] | None = None) -> Drawn:
+        """Have the step computed behind what is launched already; waits for nothing but `settle_before`.
+
+        `settle_before` settles all launched steps; None: they have. It is called only when the step's masks depend on
+        their tokens, after the model's part of the step is launched, so that the device has something to do meanwhile.
+        """
         self.in_sampling = False
         for row in plan.ends_rows:
             self._sampler.end(row)
@@ -69,28 +82,35 @@ class StepComputer:
             self._rows.start(start)
             self._sampler.start(start)
         begun = self._sampler.begin(plan)
-        flat_rows, flat_positions = flat_rows_and_positions(plan)
-        positions, slots = self._to_device(flat_positions), self._to_device(plan.slots)
-        self._rows.place(self._to_device(flat_rows), positions, slots)
-        batch = AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table)
-        hidden = self._hidden(self._input_ids(plan), positions, slots, batch)
+        masks = self._sampler.begin_masks(begun) if begun.is_constrained and settle_before is None else None
+        hidden = self._hidden(plan)
         self.in_sampling = True
-        return self._sampler.finish(plan, begun, self._model, hidden)
+        if begun.is_constrained and settle_before is not None:
+            settle_before()
+            masks = self._sampler.begin_masks(begun)
+        return self._sampler.draw(begun, masks, self._model, hidden)
 
-    def _hidden(self, input_ids: Tensor, positions: Tensor, slots: Tensor, batch: AttentionBatch) -> Tensor:
+    def settle(self, drawn: Drawn) -> Sampled:
+        """The tokens of a step that the device has passed. Steps settle in order."""
+        return self._sampler.settle(drawn)
+
+    def _hidden(self, plan: StepPlan) -> Tensor:
+        flat_rows, flat_positions = flat_rows_and_positions(plan)
+        positions = upload_indices(flat_positions, self.device)
+        slots = upload_indices(plan.slots, self.device)
+        self._rows.place(upload_indices(flat_rows, self.device), positions, slots)
+        batch = AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table)
+        input_ids = self._input_ids(plan)
         if self._layers is not None:
             return self._layers.hidden(input_ids, positions, slots, batch)
         self._attention.plan(batch)
         return self._model.hidden(input_ids, positions, _PagedAttention(self._pool, self._attention, slots))
 
     def _input_ids(self, plan: StepPlan) -> Tensor:
-        input_ids = self._to_device(plan.input_ids)
+        input_ids = upload_indices(plan.input_ids, self.device)
         relayed = np.flatnonzero(plan.relayed)
         if len(relayed):
             offsets = np.cumsum(plan.lengths) - plan.lengths
-            input_ids[self._to_device(offsets[relayed])] = self._rows.relay[self._to_device(plan.rows[relayed])]
+            rows = upload_indices(plan.rows[relayed], self.device)
+            input_ids[upload_indices(offsets[relayed], self.device)] = self._rows.relay[rows]
         return input_ids
-
-    def _to_device(self, array: npt.NDArray[np.integer]) -> Tensor:
-        """As int64, always a copy: the plan's arrays are read-only."""
-        return torch.from_numpy(array.astype(np.int64)).to(self.device)

@@ -1,9 +1,12 @@
 """From the model's hidden states to the tokens of a step, and what is told of them.
 
-begin      masks of grammars begin to be computed, beside the model
-finish     log probabilities of prompts' tokens, in tiles of rows, so that a chunk never needs all its logits at once
+begin      what the step wants; masks of grammars begin to be computed, beside the model
+draw       log probabilities of prompts' tokens, in tiles of rows, so that a chunk never needs all its logits at once
            logits of the sequences that sample -> kept as they are for log probabilities -> edited -> tokens drawn
-           counts, matchers and the relay go on by the tokens
+           counts and the relay go on by the tokens, on the device
+settle     the same on the host, once the device is there: matchers go on, the step's tokens are known
+
+Nothing before `settle` waits for the device.
 """
 
 from __future__ import annotations
@@ -17,14 +20,15 @@ import torch
 from torch import Tensor
 
 from radixfleet.types import MAX_LOGPROBS
-from worker.core.logits import Logprobs, StepLogprobs
+from worker.core.logits import StepLogprobs
 from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan
+from worker.memory.transfers import download, upload_indices
 from worker.model.llama import LlamaModel
 from worker.runner.row_edits import RowEdits
 from worker.runner.row_grammars import Accepted, Masks
 from worker.runner.row_logprobs import RowLogprobs, Wanted
 from worker.runner.rows import RowState
-from worker.sampling.logprobs import logprobs_of
+from worker.sampling.logprobs import ArrivingLogprobs, logprobs_of
 from worker.sampling.sampler import sample
 
 
@@ -43,14 +47,29 @@ class Sampled:
 class Begun:
     """A step of which the tokens are still to be drawn."""
 
+    num_sequences: int
+    last_tokens: npt.NDArray[np.integer]
+    """Rows of the flat batch whose logits are drawn from."""
     sampling: npt.NDArray[np.intp]
     """Sequences that sample; the fields below are theirs."""
     rows: Int32Array
     positions: Int32Array
     """Of the tokens to be drawn."""
     is_edited: bool
-    masks: Masks | None
+    is_constrained: bool
+    """By grammars: its masks follow from the tokens of all steps before it."""
     wanted: Wanted | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the device makes of a step, on its way to the host."""
+
+    begun: Begun
+    tokens: Tensor
+    """int64 [sequences that sample]"""
+    failed: Tensor
+    told: list[ArrivingLogprobs]
 
 
 class StepSampler:
@@ -85,55 +104,69 @@ class StepSampler:
         """Before the model computes."""
         sampling = np.flatnonzero(plan.samples)
         rows = plan.rows[sampling]
-        positions = plan.starts[sampling] + plan.lengths[sampling]
         is_edited = self._edits.any(rows)
         return Begun(
+            num_sequences=plan.num_sequences,
+            last_tokens=np.cumsum(plan.lengths)[sampling] - 1,
             sampling=sampling,
             rows=rows,
-            positions=positions,
+            positions=plan.starts[sampling] + plan.lengths[sampling],
             is_edited=is_edited,
-            masks=self._edits.begin(rows, positions) if is_edited else None,
+            is_constrained=is_edited and self._edits.constrains(rows),
             wanted=self._logprobs.wanted(plan, sampling),
         )
 
-    def finish(self, plan: StepPlan, begun: Begun, model: LlamaModel, hidden: Tensor) -> Sampled:
-        """Draw the tokens; waits for the device. `hidden`: what the model made of the plan's tokens."""
-        token_ids = np.zeros(plan.num_sequences, np.int32)
-        failed = np.zeros(plan.num_sequences, np.bool_)
-        told = self._tell_prompts(begun.wanted, model, hidden)
+    def begin_masks(self, begun: Begun) -> Masks | None:
+        """Of a step that is constrained, once all steps before it have settled."""
+        return self._edits.begin(begun.rows, begun.positions)
+
+    def draw(self, begun: Begun, masks: Masks | None, model: LlamaModel, hidden: Tensor) -> Drawn:
+        """Have the tokens drawn. `hidden`: what the model makes of the step's tokens."""
+        wanted = begun.wanted
+        told = self._tell_prompts(wanted, model, hidden)
         if not len(begun.sampling):
-            return Sampled(token_ids, failed, begun.wanted.put_together(told) if begun.wanted else None)
-        last_tokens = np.cumsum(plan.lengths)[begun.sampling] - 1
-        logits = model.logits(hidden, self._to_device(last_tokens))
-        untouched = logits[self._to_device(begun.wanted.sampled)] if begun.wanted is not None else None
+            nothing = torch.empty(0, dtype=torch.int64)
+            return Drawn(begun, nothing, nothing.bool(), told)
+        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
+        speaking = upload_indices(wanted.sampled, self._device) if wanted is not None else None
+        untouched = logits[speaking] if speaking is not None else None
         if begun.is_edited:
-            self._edits.apply(logits, begun.rows, begun.masks)
-        tokens, bad = self._sample(logits, begun)
-        self._rows.relay[self._to_device(begun.rows)] = tokens
-        token_ids[begun.sampling] = tokens.cpu().numpy()
-        failed[begun.sampling] = bad.cpu().numpy()
-        if begun.wanted is not None and untouched is not None:
-            chosen = tokens[self._to_device(begun.wanted.sampled)]
-            told += self._logprobs_of(untouched, chosen, begun.wanted.width)
+            self._edits.apply(logits, begun.rows, masks)
+        tokens, failed = self._sample(logits, begun)
+        self._rows.relay[upload_indices(begun.rows, self._device)] = tokens
+        if begun.is_edited:
+            self._edits.count(begun.rows, tokens)
+        if wanted is not None and untouched is not None:
+            told += self._logprobs_of(untouched, tokens[speaking], wanted.width)
+        return Drawn(begun, download(tokens), download(failed), told)
+
+    def settle(self, drawn: Drawn) -> Sampled:
+        """The device has passed the step. Steps settle in order."""
+        begun, wanted = drawn.begun, drawn.begun.wanted
+        token_ids = np.zeros(begun.num_sequences, np.int32)
+        failed = np.zeros(begun.num_sequences, np.bool_)
+        token_ids[begun.sampling] = drawn.tokens.numpy()
+        failed[begun.sampling] = drawn.failed.numpy()
         accepted = Accepted()
         if begun.is_edited:
-            accepted = self._edits.sampled(begun.rows, tokens, failed[begun.sampling])
+            accepted = self._edits.accept(begun.rows, token_ids[begun.sampling], failed[begun.sampling])
         failed[begun.sampling[list(accepted.causes)]] = True
         return Sampled(
             token_ids,
             failed,
-            begun.wanted.put_together(told) if begun.wanted is not None else None,
+            wanted.put_together([part.arrived(wanted.width) for part in drawn.told]) if wanted is not None else None,
             ended=tuple(begun.sampling[accepted.ended].tolist()),
             causes={int(begun.sampling[index]): cause for index, cause in accepted.causes.items()},
         )
 
-    def _tell_prompts(self, wanted: Wanted | None, model: LlamaModel, hidden: Tensor) -> list[Logprobs]:
-        told: list[Logprobs] = []
+    def _tell_prompts(self, wanted: Wanted | None, model: LlamaModel, hidden: Tensor) -> list[ArrivingLogprobs]:
+        told: list[ArrivingLogprobs] = []
         if wanted is not None:
             for begin in range(0, len(wanted.prompt_indices), self._tile_rows):
                 tile = slice(begin, begin + self._tile_rows)
-                logits = model.logits(hidden, self._to_device(wanted.prompt_indices[tile]))
-                told += self._logprobs_of(logits, self._to_device(wanted.prompt_tokens[tile]), wanted.width)
+                logits = model.logits(hidden, upload_indices(wanted.prompt_indices[tile], self._device))
+                tokens = upload_indices(wanted.prompt_tokens[tile], self._device)
+                told += self._logprobs_of(logits, tokens, wanted.width)
         return told
 
     def _sample(self, logits: Tensor, begun: Begun) -> tuple[Tensor, Tensor]:
@@ -145,16 +178,11 @@ class StepSampler:
         ]
         return torch.cat([tokens for tokens, _ in drawn]), torch.cat([failed for _, failed in drawn])
 
-    def _logprobs_of(self, logits: Tensor, tokens: Tensor, k: int) -> list[Logprobs]:
+    def _logprobs_of(self, logits: Tensor, tokens: Tensor, k: int) -> list[ArrivingLogprobs]:
         if not self._row_by_row:
             return [logprobs_of(logits, tokens, k)]
         # Which of several equal logits a list of the likeliest holds depends on its length: it is always the same here.
-        told = [logprobs_of(logits[one], tokens[one], MAX_LOGPROBS) for one in _single_rows(len(logits))]
-        return [part._replace(top_ids=part.top_ids[:, :k], top=part.top[:, :k]) for part in told]
-
-    def _to_device(self, array: npt.NDArray[np.integer]) -> Tensor:
-        """As int64."""
-        return torch.from_numpy(array.astype(np.int64)).to(self._device)
+        return [logprobs_of(logits[one], tokens[one], MAX_LOGPROBS) for one in _single_rows(len(logits))]
 
 
 def _single_rows(num_rows: int) -> list[slice]:

@@ -1,31 +1,30 @@
-"""The runner that computes a model with torch, on a CPU or a CUDA device: one step after another, each waited for."""
+"""The runners that compute a model with torch: on a CPU one step after another, on a CUDA device with a queue."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-import structlog
-
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.types import Grammar
 from worker.core.messages import Ready
-from worker.core.out_of_memory import OutOfMemory
 from worker.core.step import StepPlan, StepResult
-from worker.runner.memory_errors import is_out_of_memory, release_cached, shortage_of
+from worker.runner.cuda_marks import CudaStream
+from worker.runner.devices import open_device
+from worker.runner.memory_errors import release_cached
 from worker.runner.step_computer import StepComputer
+from worker.runner.step_queue import DeviceQueue
+from worker.runner.step_results import Failure, failure_of, result_of
 from worker.runner.step_sampler import Sampled
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.runner.torch_loading import load_computer, load_grammar_compiler
 from worker.sampling.grammar import GrammarCompiler, GrammarError
 
-_log = structlog.get_logger()
 _MASK_THREADS = 2
 """A mask takes some 20 us: two threads keep up with any batch while the model computes."""
 
 
 class TorchRunner:
-    """Implements `worker.runner.protocol.Runner`."""
+    """Implements `worker.runner.protocol.Runner`: a step is waited for."""
 
     def __init__(self, config: TorchRunnerConfig, clock: Clock | None = None) -> None:
         self._config = config
@@ -44,30 +43,17 @@ class TorchRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """See `Runner.run`."""
         assert self._computer is not None, "run before load"
-        computer, started_s = self._computer, self._clock.now()
-        error, shortage = None, None
+        started_s = self._clock.now()
+        outcome = self._compute(self._computer, plan)
+        if isinstance(outcome, Failure) and outcome.shortage is not None:
+            release_cached(self._computer.device)  # here, where the failure, and with it the step's tensors, is gone
+        return result_of(plan, outcome, started_s, self._clock.now())
+
+    def _compute(self, computer: StepComputer, plan: StepPlan) -> Sampled | Failure:
         try:
-            sampled = computer.compute(plan)
-        except Exception as failure:  # noqa: BLE001 - whatever a step ran into, the next one may succeed
-            sampled = Sampled(np.zeros(plan.num_sequences, np.int32), np.ones(plan.num_sequences, np.bool_))
-            error = f"{type(failure).__name__}: {failure}"
-            if is_out_of_memory(failure):
-                shortage = shortage_of(failure, computer.device, in_sampling=computer.in_sampling)
-            _log_failure(plan, failure, shortage)
-        if shortage is not None:  # here, where the failure, and with it the step's tensors, is gone
-            release_cached(computer.device)
-        return StepResult(
-            step=plan.step,
-            token_ids=sampled.token_ids,
-            failed=sampled.failed,
-            started_s=started_s,
-            ended_s=self._clock.now(),
-            error=error,
-            logprobs=sampled.logprobs,
-            ended=sampled.ended,
-            causes=tuple(sampled.causes.items()),
-            out_of_memory=shortage,
-        )
+            return computer.compute(plan)
+        except Exception as error:  # noqa: BLE001 - whatever a step ran into, the next one may succeed
+            return failure_of(plan, error, computer.device, in_sampling=computer.in_sampling)
 
     def prepare(self, grammar: Grammar) -> str:
         """See `Runner.prepare`."""
@@ -85,10 +71,50 @@ class TorchRunner:
         self._threads.shutdown()
 
 
-def _log_failure(plan: StepPlan, failure: Exception, shortage: OutOfMemory | None) -> None:
-    """Running out of memory is told by the engine, once for many steps; anything else is a bug."""
-    about = {"step": plan.step, "tokens": plan.num_tokens, "sequences": plan.num_sequences}
-    if shortage is not None:
-        _log.debug("step ran out of memory", **about, in_sampling=shortage.in_sampling, why=str(failure))
-    else:
-        _log.error("step failed", **about, exc_info=failure)
+class QueuedTorchRunner(TorchRunner):
+    """Implements `StepQueue` as well: the next step is launched while the device computes."""
+
+    _queue: DeviceQueue | None = None
+
+    def load(self) -> Ready:
+        """See `Runner.load`."""
+        ready = super().load()
+        assert self._computer is not None
+        self._queue = self._make_queue(self._computer)
+        return ready
+
+    def _make_queue(self, computer: StepComputer) -> DeviceQueue:
+        return DeviceQueue(computer, CudaStream(computer.device, self._clock).mark, self._clock)
+
+    @property
+    def _loaded(self) -> DeviceQueue:
+        assert self._queue is not None, "run before load"
+        return self._queue
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `Runner.run`. Not to be mixed with `enqueue`."""
+        self.enqueue(plan)
+        return self.collect()
+
+    def enqueue(self, plan: StepPlan) -> None:
+        """See `StepQueue.enqueue`."""
+        self._loaded.enqueue(plan)
+
+    def time_left_s(self) -> float:
+        """See `StepQueue.time_left_s`."""
+        return self._loaded.time_left_s()
+
+    def collect(self) -> StepResult:
+        """See `StepQueue.collect`."""
+        return self._loaded.collect()
+
+    def close(self) -> None:
+        """See `Runner.close`."""
+        self._queue = None
+        super().close()
+
+
+def make_torch_runner(config: TorchRunnerConfig, clock: Clock) -> TorchRunner:
+    """The runner for the device that the configuration names. Raises DeviceError when there is none such."""
+    kind = QueuedTorchRunner if open_device(config.device).type == "cuda" else TorchRunner
+    return kind(config, clock)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.memory.upload import upload, upload_indices
+from worker.memory.transfers import upload, upload_indices
 
 _NUM_CANDIDATES = 1024
 """Sorting this many is several times cheaper than sorting a vocabulary, and nearly always enough."""

@@ -18,6 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.memory.transfers import upload, upload_indices
+
 _IN_PROMPT = 1 << 30
 
 
@@ -39,7 +41,7 @@ class Occurrences:
         for tokens, value in ((prompt, _IN_PROMPT), (answer, 0)):
             ids, times = np.unique(tokens, return_counts=True)
             amounts = np.full(len(ids), value) if value else times
-            counts[self._to_device(ids)] += torch.from_numpy(amounts.astype(np.int32)).to(counts.device)
+            counts[upload_indices(ids, counts.device)] += upload(amounts.astype(np.int32), counts.device)
 
     def count(self, rows: Tensor, tokens: Tensor) -> None:
         """Each of `rows` got one more token; both int64 [n], no row twice."""
@@ -55,6 +57,3 @@ class Occurrences:
         times = counts.bitwise_and_(_IN_PROMPT - 1)
         penalized -= presence[:, None] * (times > 0)
         return penalized.sub_(times * frequency[:, None])
-
-    def _to_device(self, ids: npt.NDArray[np.integer]) -> Tensor:
-        return torch.from_numpy(ids.astype(np.int64)).to(self._counts.device)

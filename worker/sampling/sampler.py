@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.memory.upload import upload, upload_indices
+from worker.memory.transfers import upload, upload_indices
 from worker.sampling.filters import keep_likely
 from worker.sampling.noise import noise, streams
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.memory.upload import upload, upload_indices
+from worker.memory.transfers import upload, upload_indices
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.paged import PagedBatch, as_pages
 from worker.runner.attention.protocol import AttentionBatch

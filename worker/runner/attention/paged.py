@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from worker.memory.upload import upload, upload_indices
+from worker.memory.transfers import upload, upload_indices
 from worker.runner.attention.protocol import AttentionBatch
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from worker.memory.upload import upload_indices
+from worker.memory.transfers import upload_indices
 from worker.runner.attention.protocol import AttentionBatch
 
 _MAX_GATHERED_TOKENS = 65_536

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.core.step import Int32Array
-from worker.memory.upload import upload
+from worker.memory.transfers import upload
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.paged import PagedBatch
 from worker.runner.attention.protocol import AttentionBatch

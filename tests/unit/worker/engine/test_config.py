@@ -40,6 +40,15 @@ def test_what_the_operator_has_set_in_the_environment_stays(monkeypatch: pytest.
     assert environment["CUDA_VISIBLE_DEVICES"] == "1"
 
 
+def test_memory_of_a_gpu_is_not_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the operator says how it is cut, by either name that torch knows."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert EngineConfig(runner=TORCH).runner_environment()["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    assert "PYTORCH_ALLOC_CONF" not in EngineConfig(runner=TORCH).runner_environment()
+
+
 def test_a_simulated_runner_gets_the_clock_it_is_given() -> None:
     clock = ManualClock()
     runner = make_runner(SimRunnerConfig(load_s=5.0), clock)

@@ -10,7 +10,7 @@ from worker.sampling.logprobs import logprobs_of
 def test_log_probabilities_are_those_of_the_slow_form(k: int) -> None:
     logits = torch.randn(7, 300, generator=torch.Generator().manual_seed(1)) * 4
     tokens = torch.arange(7) * 11
-    told = logprobs_of(logits, tokens, k)
+    told = logprobs_of(logits, tokens, k).arrived(20)
     assert told.top.shape == told.top_ids.shape == (7, k)
     for row in range(7):
         slow = log_softmax(logits[row].double().numpy())
@@ -21,12 +21,14 @@ def test_log_probabilities_are_those_of_the_slow_form(k: int) -> None:
 
 
 def test_more_than_the_vocabulary_is_all_of_it() -> None:
-    told = logprobs_of(torch.zeros(1, 3), torch.tensor([2]), 20)
+    told = logprobs_of(torch.zeros(1, 3), torch.tensor([2]), 20).arrived(20)
     assert sorted(told.top_ids[0].tolist()) == [0, 1, 2]
     assert told.tokens[0] == pytest.approx(-np.log(3))
 
 
 def test_huge_logits_do_not_overflow() -> None:
-    told = logprobs_of(torch.tensor([[1e30, 0.0], [-1e30, 0.0], [-torch.inf, 0.0]]), torch.tensor([1, 1, 0]), 1)
+    told = logprobs_of(
+        torch.tensor([[1e30, 0.0], [-1e30, 0.0], [-torch.inf, 0.0]]), torch.tensor([1, 1, 0]), 1
+    ).arrived(20)
     assert told.tokens.tolist() == [pytest.approx(-1e30), 0.0, -np.inf]
     assert told.top_ids[:, 0].tolist() == [0, 1, 1]

@@ -203,6 +203,19 @@ def test_noise_is_fixed_forever() -> None:
     assert torch.equal(noise(rows, 49_152)[:, :4], noise(rows, 4)), "a token's noise does not depend on the vocabulary"
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_noise_and_nuclei_are_the_same_on_a_gpu() -> None:
+    rows = torch.from_numpy(streams(np.arange(50, dtype=np.uint64), np.arange(50)))
+    torch.testing.assert_close(noise(rows.cuda(), 5000).cpu(), noise(rows, 5000), rtol=1e-5, atol=1e-5)
+    logits = torch.randn(50, 5000, generator=torch.Generator().manual_seed(2)) * 3
+    parameters = batch(50, temperature=1.0, top_p=0.9, top_k=400, min_p=0.001, seeds=np.arange(50))
+    expected, _ = sample(logits.clone(), parameters)
+    drawn, failed = sample(logits.cuda(), parameters)
+    assert not failed.any()
+    assert int((drawn.cpu() == expected).sum()) >= 49
+
+
 def test_noise_is_gumbels() -> None:
     """By its quantiles, over tokens, over positions and over seeds; tokens beside each other are independent."""
     for seeds, positions, size in ((np.zeros(1), np.zeros(1), 200_000), (np.arange(200_000), np.zeros(200_000), 1)):
