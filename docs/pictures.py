@@ -1,6 +1,6 @@
 """The README's pictures of the consoles, from a real run: `python -m docs.pictures [--minutes 10]`, in the repository.
 
-Three simulated workers and a router on this machine, requests whose prompts share six beginnings (the first three are
+Three simulated workers and a router on this machine, requests whose prompts share six beginnings (the first ones are
 hot), and after some minutes one look at each console. Writes docs/console.png, docs/console-phone.png, docs/top.svg.
 """
 
@@ -34,7 +34,7 @@ SYSTEM_PROMPTS = (
     ("Answer as a patient teacher of mathematics for children.", 300),
     ("Extract the addresses from the text as JSON.", 250),
 )
-WORDS = "order wheel delivery price chain frame colour size return invoice stock helmet light lock pump tyre".split()
+WORDS = ("order", "wheel", "delivery", "price", "chain", "frame", "return", "invoice", "stock", "helmet", "light")
 REQUESTS_PER_S = 5.0
 WAVE_S = 150.0
 """Every so often the load goes from half to one and a half of that, and back."""
@@ -93,9 +93,9 @@ async def _run(seconds: float, model: str) -> None:
             running = asyncio.create_task(load.run())
             speeds = await _watched(client, seconds)
             _terminal(Frame(str(fleet.endpoint), overview(await client.fleet()), speeds=speeds[-120:]))
-            url = f"http://{(spec.run_dir / 'router.address.http').read_text().strip()}/console"  # noqa: ASYNC240
+            url = f"http://{(spec.run_dir / 'router.address.http').read_text().strip()}/console"
             async with browser(Path(folder)) as chromium:
-                await _page(chromium, url, FOLDER / "console.png", width=1440, height=900)
+                await _page(chromium, url, FOLDER / "console.png", width=1440, height=1240)
                 await _page(chromium, url, FOLDER / "console-phone.png", width=360, height=780)
             running.cancel()
             click.echo(f"{load.failed} requests failed")
@@ -122,7 +122,8 @@ def _terminal(frame: Frame) -> None:
 
 async def _page(chromium: Browser, url: str, file: Path, *, width: int, height: int) -> None:
     async with chromium.page(width, height) as page:
-        await page.size(width, height, mobile=width < 500)
+        is_phone = width < 500
+        await page.size(width, height, mobile=is_phone, scale=2.0 if is_phone else 1.0)
         await page.scheme("dark")
         await page.goto(url)
         await page.until(f"document.querySelectorAll('#worker-rows tr').length === {WORKERS}")

@@ -62,7 +62,11 @@ def workers_table(rows: Sequence[WorkerRow], view: View, *, width: int, selected
             overflow="ellipsis",
         )
     for index, row in enumerate(rows):
-        table.add_row(*_cells(row, widths), style="reverse" if index == selected else None)
+        name, *others = _cells(row, widths)
+        if index == selected:
+            name.stylize("reverse")
+            name.pad_right(widths.worker - len(name))
+        table.add_row(name, *others)
     return table
 
 
