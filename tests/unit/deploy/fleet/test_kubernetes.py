@@ -1,0 +1,122 @@
+"""Kubernetes manifests against KubeRay's schemas and the kinds of Kubernetes; the Dockerfile against the repository."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from deploy.fleet.spec import read_spec
+from router.config import RouterSettings
+
+ROOT = Path(__file__).parents[4]
+FOLDER = ROOT / "deploy" / "kubernetes"
+DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
+
+
+def manifest(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((FOLDER / f"{name}.yaml").read_text()))
+
+
+def closed(schema: Any) -> Any:
+    """The schema, with every object that names its keys taking no others."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: closed(part) for key, part in schema.items()}
+    if schema.get("type") == "object" and "properties" in schema and "additionalProperties" not in schema:
+        parts["additionalProperties"] = False
+    if schema.get("x-kubernetes-int-or-string"):
+        parts.pop("type", None)
+    return parts
+
+
+def check(kind: str, document: dict[str, Any]) -> None:
+    """Raises ValidationError."""
+    path = ROOT / "tests" / "data" / "kuberay" / f"{kind}.v1.json.gz"
+    schema = closed(json.loads(gzip.decompress(path.read_bytes())))
+    schema["properties"]["metadata"] = {"type": "object"}  # Kubernetes' own, which the definition leaves open
+    jsonschema.validate(document, schema)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("rayclusters", "raycluster"), ("rayjobs", "rayjob")])
+def test_kuberay_takes_the_manifest_and_would_not_take_a_slip(kind, name):
+    check(kind, manifest(name))
+    slip = manifest(name)
+    slip["spec"]["suspnd"] = True
+    with pytest.raises(jsonschema.ValidationError, match="suspnd"):
+        check(kind, slip)
+
+
+def test_a_wrong_type_deep_inside_is_found():
+    wrong = manifest("raycluster")
+    wrong["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": "x"}]
+    with pytest.raises(jsonschema.ValidationError):
+        check("rayclusters", wrong)
+
+
+def test_the_job_finds_the_cluster_and_the_file_that_the_head_mounts():
+    cluster, job = manifest("raycluster"), manifest("rayjob")
+    assert job["spec"]["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    mount = pod["containers"][0]["volumeMounts"][0]["mountPath"]
+    (generated,) = manifest("kustomization")["configMapGenerator"]
+    assert pod["volumes"][0]["configMap"]["name"] == generated["name"]
+    assert f"fleet apply {mount}/{generated['files'][0]} " in job["spec"]["entrypoint"]
+
+
+def test_the_service_leads_to_the_ports_of_the_router():
+    cluster, service = manifest("raycluster"), manifest("service")
+    spec = read_spec(FOLDER / "fleet.yaml")
+    settings = {name: field.default for name, field in RouterSettings.model_fields.items()} | spec.router_settings(0)
+    ports = {
+        port["name"]: port["containerPort"]
+        for port in cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]
+    }
+    assert {port["name"]: port["port"] for port in service["spec"]["ports"]} == {
+        "grpc": settings["port"],
+        "http": settings["http_port"],
+        "metrics": settings["metrics_port"],
+    }
+    assert all(ports[port["targetPort"]] == port["port"] for port in service["spec"]["ports"])
+    assert service["spec"]["selector"]["ray.io/cluster"] == cluster["metadata"]["name"]
+    assert settings["host"] == "0.0.0.0"
+
+
+def test_a_pod_of_the_group_has_what_one_worker_needs_and_there_may_be_as_many_as_the_fleet_asks_for():
+    (group,) = manifest("raycluster")["spec"]["workerGroupSpecs"]
+    spec = read_spec(FOLDER / "fleet.yaml")
+    assert spec.models["demo"].needs == {"GPU": 1.0}
+    assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert group["maxReplicas"] >= spec.models["demo"].workers.max
+
+
+def test_the_folder_is_what_kustomize_applies():
+    resources = manifest("kustomization")["resources"]
+    others = {"kustomization.yaml", "images.yaml", "fleet.yaml"}
+    assert {path.name for path in FOLDER.glob("*.yaml")} == {*resources, *others}
+
+
+def test_ray_is_the_version_that_is_tested():
+    pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pinned is not None
+    assert manifest("raycluster")["spec"]["rayVersion"] == pinned[1]
+
+
+def test_the_dockerfile_copies_what_the_wheel_is_made_of_and_has_an_image_for_each_name():
+    copied = {source for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for source in line.split()}
+    assert [source for source in copied if not (ROOT / source).exists()] == []
+    packages = re.search(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert packages is not None
+    assert {package.split("/")[0] for package in re.findall(r'"(.+?)"', packages[1])} <= copied
+    targets = set(re.findall(r"^FROM \S+ AS (\w+)$", DOCKERFILE, re.MULTILINE))
+    images = {image["name"] for image in manifest("kustomization")["images"]}
+    assert images == {"radixfleet-router", "radixfleet-worker"}
+    assert {name.removeprefix("radixfleet-") for name in images} <= targets
