@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from radixfleet.channel import listen, make_server, open_channel
+from radixfleet.channel import listen, make_server, open_channel, server_options
 from radixfleet.clock import ManualClock
 from radixfleet.endpoint import Endpoint
 from radixfleet.tls import ClientTls, ServerTls
@@ -186,6 +186,19 @@ async def test_an_ssl_context_takes_up_new_certificates_and_a_new_ca_of_clients(
         place.client.key.write_bytes(old[1])
         with pytest.raises((ssl.SSLError, AssertionError)):
             assert await http_ask(port, place.ca, place.client) == b"hello"
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01"])
+async def test_who_does_not_finish_the_handshake_is_hung_up_on(place: Place, sent: bytes) -> None:
+    server = grpc.aio.server(options=server_options(handshake_s=0.2))
+    port = listen(server, "127.0.0.1", 0, place.server_tls())
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()
+    await server.stop(None)
 
 
 def test_wrong_files_are_named_with_what_is_wrong(place: Place) -> None:
