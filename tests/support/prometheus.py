@@ -53,6 +53,12 @@ class Prometheus:
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{url}: {error.read().decode()}") from None
 
+    def page(self, path: str) -> str:
+        """Text of one of its own pages."""
+        with urllib.request.urlopen(f"http://{self.address}/{path}", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
     def query(self, expr: str, at_s: float | None = None) -> list[float]:
         """Values of an instant vector, those that are no numbers left out."""
         moment = {} if at_s is None else {"time": f"{at_s:.3f}"}

@@ -33,8 +33,8 @@ def test_every_file_that_the_compose_file_mounts_is_written(tmp_path: Path) -> N
     run(str(tmp_path / "mon"))
     services = yaml.safe_load((tmp_path / "mon" / "compose.yaml").read_text())["services"]
     mounts = {mount.split(":")[0] for service in services.values() for mount in service["volumes"]}
-    sources = {mount for mount in mounts if mount.startswith("./")}
-    assert len(sources) == 4
+    sources = {mount for mount in mounts if mount.startswith(".")}
+    assert len(sources) == 3
     assert all((tmp_path / "mon" / source).exists() for source in sources)
     provider = yaml.safe_load((tmp_path / "mon/grafana/provisioning/dashboards/radixfleet.yml").read_text())
     inside = {mount.split(":")[1] for service in services.values() for mount in service["volumes"]}

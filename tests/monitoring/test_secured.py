@@ -1,0 +1,73 @@
+"""A fleet that asks for keys and speaks TLS, scraped as prometheus.yml says that it can be."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.monitoring.bundle import prometheus_config
+from tests.support.prometheus import Prometheus, needs_prometheus, running_prometheus
+from tests.support.secured_fleet import KEY, WRONG, SecuredFleet, secured_fleet
+
+pytestmark = [pytest.mark.prometheus, needs_prometheus]
+
+
+def config(fleet: SecuredFleet, folder: Path, key: str) -> dict[str, Any]:
+    """With the lines that the shipped file has as a comment."""
+    assert fleet.certificates is not None
+    values: dict[str, Any] = yaml.safe_load(prometheus_config([f"127.0.0.1:{fleet.router.metrics_port}"]))
+    values["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
+    del values["rule_files"]
+    (folder / "api-key").write_text(key)
+    access = {
+        "authorization": {"type": "Bearer", "credentials_file": str(folder / "api-key")},
+        "tls_config": {"ca_file": str(fleet.certificates.ca)},
+    }
+    job = values["scrape_configs"][0]
+    job |= access
+    (discovery,) = job["http_sd_configs"]
+    discovery |= {"url": discovery["url"].replace("http://", "https://"), **access}
+    return values
+
+
+def roles_that_are_up(prometheus: Prometheus, *, at_least: int) -> list[str]:
+    """Waits for so many."""
+    deadline_s = time.monotonic() + 20
+    while True:
+        up = [each["metric"]["role"] for each in prometheus.get("query", query="up == 1")["result"]]
+        if len(up) >= at_least:
+            return sorted(up)
+        targets = prometheus.get("targets")["activeTargets"]
+        assert time.monotonic() < deadline_s, [(each["scrapeUrl"], each["lastError"]) for each in targets]
+        time.sleep(0.1)
+
+
+async def test_with_a_key_and_the_ca_all_is_scraped(tmp_path: Path) -> None:
+    async with secured_fleet(tmp_path) as fleet:
+
+        def scraped() -> list[str]:
+            with running_prometheus(config(fleet, tmp_path, KEY)) as prometheus:
+                return roles_that_are_up(prometheus, at_least=2)
+
+        assert await asyncio.to_thread(scraped) == ["router", "worker"]
+
+
+async def test_with_another_key_nothing_is_found(tmp_path: Path) -> None:
+    async with secured_fleet(tmp_path) as fleet:
+
+        def errors() -> str:
+            with running_prometheus(config(fleet, tmp_path, WRONG)) as prometheus:
+                deadline_s = time.monotonic() + 20
+                while time.monotonic() < deadline_s:
+                    page = prometheus.page("metrics")
+                    if "prometheus_sd_http_failures_total 0" not in page:
+                        return str(prometheus.get("targets")["activeTargets"])
+                    time.sleep(0.1)
+                raise AssertionError("discovery did not fail")
+
+        assert await asyncio.to_thread(errors) == "[]"
