@@ -13,6 +13,8 @@ from radixfleet.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overl
 
 EXPECTED = (Unavailable, DeadlineExceeded, Overloaded, Cancelled)
 """What a client may be told while processes are killed and requests are aborted."""
+_INJECTED = ("could not compute its step", "no valid probabilities")
+"""What clients are told of steps that were made to fail."""
 _VOCAB = 400
 _CONTEXT = 4096
 
@@ -46,6 +48,9 @@ class Soaker:
                 self.outcomes[type(error).__name__] += 1
                 await asyncio.sleep(0.2)
             except RadixfleetError as error:
+                if any(text in str(error) for text in _INJECTED):
+                    self.outcomes["failed step"] += 1
+                    continue
                 self.faults.append(f"{act.__name__}: {type(error).__name__}: {error}")
             except TimeoutError:
                 self.faults.append(f"{act.__name__}: no end within 60 s")

@@ -5,8 +5,10 @@
 
 A router and two workers, each of three processes, serve a tiny model with a KV pool that is too small for the load. A
 dozen clients complete, leave, expire, abort, dawdle and send nonsense, through the router and directly. In the first
-six tenths, engines and runners are killed. Prints a verdict; the exit code is 0 only if all of this held:
+six tenths, engines and runners are killed; all the time, steps run out of memory, break or give NaN
+(tests/soak/faults). Prints a verdict; the exit code is 0 only if all of this held:
 
+    injected   there were steps of each kind of failure
     outcomes   nothing but what `clients.EXPECTED` allows; every act ended
     healed     at the end both workers serve, and a request is answered on each
     empty      no request runs or waits, no KV is protected, no booking is left at the router
@@ -16,9 +18,11 @@ six tenths, engines and runners are killed. Prints a verdict; the exit code is 0
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -37,6 +41,7 @@ KILLS_UNTIL, MEMORY_FROM = 0.6, 0.7
 KILL_EVERY_S = 15.0
 MAY_GROW, MAY_GROW_BYTES = 0.1, 16 << 20
 SETTLE_S = 60.0
+FAULTS = Path(__file__).with_name("faults")
 
 
 class Verdict:
@@ -139,8 +144,13 @@ def growth(before: dict[str, int], after: dict[str, int]) -> list[str]:
     ]
 
 
-async def soak(fleet: LocalFleet, minutes: float, seed: int) -> bool:
-    """The load, then the verdict; whether all held."""
+def injected(directory: Path) -> Counter[str]:
+    """Steps that were made to fail, by how."""
+    return Counter(line for file in directory.iterdir() for line in file.read_text().splitlines())
+
+
+async def soak(fleet: LocalFleet, faults: Path, minutes: float, seed: int) -> bool:
+    """The load, then the verdict; whether all held. `faults`: where failing steps are noted."""
     loop = asyncio.get_running_loop()
     began_s, length_s = loop.time(), minutes * 60
     async with Client(fleet.endpoint, timeout_s=20) as client:
@@ -154,6 +164,9 @@ async def soak(fleet: LocalFleet, minutes: float, seed: int) -> bool:
         left_over = await settled(client)
         after = resident(fleet)
         verdict = Verdict()
+        failures = injected(faults)
+        missing = [f"no step with: {kind}" for kind in ("out of memory", "error", "nan") if not failures[kind]]
+        verdict.say(f"injected: {', '.join(f'{count} {kind}' for kind, count in failures.items())}", missing)
         outcomes = ", ".join(f"{count} {name}" for name, count in soaker.outcomes.most_common())
         verdict.say(f"outcomes: {outcomes}; {killed} processes killed", soaker.faults)
         verdict.say("healed", await answers(workers))
@@ -177,9 +190,13 @@ async def run(minutes: float, seed: int) -> bool:
     }
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         router_options = {"host": "127.0.0.1", "port": 0, "metrics_port": 0, "http_port": -1, "log_level": "warning"}
+        faults = Path(directory) / "faults"
+        faults.mkdir()
+        os.environ["SOAK_FAULTS"] = str(faults)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
         spec = FleetSpec(2, router_options, worker_options, Path(directory))
         async with LocalFleet(spec, Progress()) as fleet:
-            return await soak(fleet, minutes, seed)
+            return await soak(fleet, faults, minutes, seed)
 
 
 @click.command()
