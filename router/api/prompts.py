@@ -135,7 +135,8 @@ class Prompts:
 
 def _tokens(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int | None) -> TokenArray:
     form: PromptForm = convert.prompt_form(prompt)
-    check_text(form, model.tokenizer.longest_token, max_tokens or model.info.max_context_tokens)
+    if limit := max_tokens or model.info.max_context_tokens:  # 0: of workers that are still loading
+        check_text(form, model.tokenizer.longest_token, limit)
     tokens = model.tokenizer.encode_prompt(form)
     if max_tokens is not None:
         check_tokens(len(tokens), max_tokens)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from radixfleet.errors import Overloaded
+from radixfleet.types import WorkerStatus
 from router.app import drain, running_router
 from tests.support.fake_worker import Script
 from tests.support.http_client import connected, get, post
@@ -33,6 +34,19 @@ async def test_health_says_whether_anybody_serves() -> None:
         assert refused.error["type"] == "service_unavailable_error"
     async with running_fleet(2, http_port=0) as fleet:
         assert (await get(fleet.router.http_port, "/health")).json == {"status": "serving", "workers": 2}
+
+
+async def test_a_worker_that_still_loads_is_not_there_yet_and_the_prompt_is_not_at_fault() -> None:
+    """Behaviour 60."""
+    worker = fake_worker("w0", status=WorkerStatus.LOADING, max_context_tokens=0)
+    async with running_router(settings(http_port=0)) as router:
+        await worker.start()
+        router.registry.add(worker.address)
+        await until(lambda: router.registry.models, "the worker has told its model")
+        refused = await post(router.http_port, CHAT, HI)
+        assert (refused.status, refused.error["code"]) == (503, "unavailable")
+        assert (await get(router.http_port, "/health")).status == 503
+        await worker.kill()
 
 
 async def test_the_metrics_are_those_of_the_router() -> None:

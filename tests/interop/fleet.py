@@ -11,8 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def live_fleet(folder: Path) -> Iterator[LiveFleet]:
         grpc, http = address.read_text().strip(), (folder / "router.address.http").read_text().strip()
         silent = [sys.executable, "-m", "tests.interop.silent_worker", grpc]
         stack.enter_context(_process(silent, folder / "silent.log"))
-        _until(lambda: _models(http) >= {"tiny", "silent"}, "all models are served", folder)
+        _until(lambda: _serving(http) == 3, "all workers serve", folder)
         yield LiveFleet(grpc, http, model_dir)
 
 
@@ -77,12 +78,16 @@ def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
         process.wait(30)
 
 
-def _models(http: str) -> set[str]:
-    with urllib.request.urlopen(f"http://{http}/v1/models", timeout=10) as page:
-        return {model["id"] for model in json.load(page)["data"]}
+def _serving(http: str) -> int:
+    """Workers that get requests."""
+    try:
+        with urllib.request.urlopen(f"http://{http}/health", timeout=10) as page:
+            return int(json.load(page)["workers"])
+    except urllib.error.HTTPError:
+        return 0
 
 
-def _until(condition, what: str, folder: Path) -> None:  # type: ignore[no-untyped-def]
+def _until(condition: Callable[[], object], what: str, folder: Path) -> None:
     deadline_s = time.monotonic() + _START_S
     while not condition():
         if time.monotonic() > deadline_s:

@@ -29,7 +29,7 @@ function read(request, params, done) {
 
 export function load() {
   client.connect(__ENV.ADDRESS, { plaintext: true, reflect: true });
-  read({ model: "tiny", prompt, sampling: { max_new_tokens: 12 } }, {}, (messages, error) => {
+  read({ model: "tiny", prompt, sampling: { max_new_tokens: 12, ignore_eos: true } }, {}, (messages, error) => {
     check(messages, {
       "a stream ends with its usage": (all) =>
         error === null && all[all.length - 1].finished.usage.completionTokens === 12,

@@ -19,7 +19,7 @@ def request(model: str, max_new_tokens: int, **prompt) -> pb.GenerateRequest:
 
 
 async def refusal(call: Awaitable[object]) -> Status | None:
-    """The status that a call ends with; None: it ends well. grpclib raises TimeoutError where it sees to the deadline."""
+    """The status that a call ends with; None: it ends well. grpclib raises TimeoutError for a deadline."""
     try:
         await call
     except TimeoutError:
