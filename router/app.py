@@ -119,7 +119,7 @@ async def running_router(
         hot_prefixes = HotPrefixes(clock, samples=settings.console_prompts)
         chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random, hot_prefixes)
         gate = Gate(chooser, max_waiting=settings.max_queued_requests, metrics=metrics, clock=clock)
-        links = Links(registry.channel, streams=settings.link)
+        links = Links(registry.channel, registry.generator, streams=settings.link)
         stack.push_async_callback(links.close)
         log = RequestLog(metrics, clock)
         prompts = Prompts(

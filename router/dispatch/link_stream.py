@@ -26,7 +26,9 @@ from radixfleet.status import error_from_status
 from radixfleet.tracing import headers
 from radixfleet.types import Incarnation
 from radixfleet.v1 import worker_pb2, worker_pb2_grpc
+from router.dialects.speaker import Generator
 from router.dispatch.link import CallLink, LinkFailure, Reply, WorkerLink, broken, failure_of, reply_of
+from router.dispatch.link_translated import TranslatedLink
 from router.dispatch.request import PreparedRequest
 from router.workers.state import WorkerState
 
@@ -244,14 +246,26 @@ class _Open:
 class Links:
     """The way to each worker: kept while the worker is known."""
 
-    def __init__(self, channel: Callable[[WorkerState], grpc.aio.Channel], *, streams: bool) -> None:
-        """`streams`: one stream a worker where it speaks that, else a call for each request."""
+    def __init__(
+        self,
+        channel: Callable[[WorkerState], grpc.aio.Channel],
+        generator: Callable[[WorkerState], Generator | None],
+        *,
+        streams: bool,
+    ) -> None:
+        """`generator`: for workers that speak another dialect. `streams`: one stream a worker of ours, where it speaks
+        that, else a call for each request.
+        """
         self._channel = channel
+        self._generator = generator
         self._streams = streams
         self._links: dict[WorkerState, StreamLink] = {}
 
     def to(self, worker: WorkerState) -> WorkerLink:
         """The link to a worker that is in the registry."""
+        generator = self._generator(worker)
+        if generator is not None:
+            return TranslatedLink(generator, worker.name)
         if not self._streams:
             return CallLink(self._channel(worker), worker.name)
         link = self._links.get(worker)

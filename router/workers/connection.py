@@ -2,7 +2,7 @@
 
 One task a worker, which never gives up:
 
-    ask (GetInfo, GetTokenizer) -> follow (WatchState) -> lost: pause, longer each time -> ask ...
+    ask (info, tokenizer) -> follow (states)          -> lost: pause, longer each time -> ask ...
                                         |
                                         +-- a report is missing: ask and follow again, at once, from a new digest
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing, suppress
+from typing import cast
 
 import grpc.aio
 import structlog
@@ -22,7 +24,10 @@ from radixfleet import convert
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.channel import open_channel
 from radixfleet.types import Incarnation, WorkerId
-from radixfleet.v1 import worker_pb2, worker_pb2_grpc
+from radixfleet.v1 import worker_pb2
+from router.dialects.detection import recognise
+from router.dialects.native import NativeSpeaker
+from router.dialects.speaker import Generator, Speaker
 from router.workers.intake import Next, StateIntake
 from router.workers.state import WorkerFacts, WorkerState
 from router.workers.surroundings import Surroundings
@@ -30,7 +35,7 @@ from router.workers.surroundings import Surroundings
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 2.0
 _RESYNC_PAUSE_S = 0.05
-_MAX_TOKENIZER_BYTES = 256 * 1024**2
+_EMPTY_POLL_S = 0.2
 
 _log = structlog.get_logger("radixfleet.router.workers")
 
@@ -55,7 +60,8 @@ class WorkerConnection:
         self._listener = around.listener
         self._random = around.random
         self._intake = StateIntake(state, around)
-        self._stub = worker_pb2_grpc.WorkerStub(self.channel)
+        self._clock = around.clock
+        self._speaker: Speaker | None = None
         self._failures = 0
 
     async def run(self) -> None:
@@ -73,55 +79,81 @@ class WorkerConnection:
                 self._lost(error)
             await asyncio.sleep(self._pause_s())
 
+    @property
+    def generator(self) -> Generator | None:
+        """The way of requests to a worker that speaks another dialect; None for our own, which have links."""
+        return None if self._speaker is None or self._speaker.dialect == "native" else cast("Generator", self._speaker)
+
+    @property
+    def _any_speaker(self) -> Speaker:
+        """For orders before the worker has answered, which then fail as they should."""
+        return self._speaker or NativeSpeaker(self.channel, chunk_timeout_s=self._settings.connect_timeout_s)
+
     async def drain(self, grace_s: float | None) -> worker_pb2.DrainResponse:
         """Tell the worker to drain; returns when it is empty. Raises AioRpcError."""
-        return await self._stub.Drain(worker_pb2.DrainRequest(grace_s=grace_s))
+        return await self._any_speaker.drain(grace_s) or await self._emptied(grace_s)
+
+    async def close(self) -> None:
+        """Leave the worker; what still runs on its channel breaks off."""
+        if self.generator is not None:
+            await self.generator.close()
+        await self.channel.close(None)
+
+    async def _emptied(self, grace_s: float | None) -> worker_pb2.DrainResponse:
+        """Wait until our own requests there have ended: all that can be known of an engine that does not drain."""
+        running = self.state.books.own_requests
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self.state.books.own_requests:  # noqa: ASYNC110  rare, and books know nothing of events
+                    await asyncio.sleep(_EMPTY_POLL_S)
+        return worker_pb2.DrainResponse(finished_requests=max(0, running - self.state.books.own_requests))
 
     async def resume(self) -> None:
         """Tell the worker to take requests again. Raises AioRpcError."""
-        await self._stub.Resume(worker_pb2.ResumeRequest(), timeout=self._settings.connect_timeout_s)
+        async with asyncio.timeout(self._settings.connect_timeout_s):
+            await self._any_speaker.resume()
 
     async def _ask(self) -> None:
         """Learn what the worker is, and have its tokenizer."""
-        async with asyncio.timeout(self._settings.connect_timeout_s):
-            facts = _facts(await self._stub.GetInfo(worker_pb2.GetInfoRequest()))
+        speaker, info = await self._informed()
+        facts = _facts(info)
         state = self.state
         if facts.model.tokenizer_fingerprint:
-            await self._tokenizers.ensure(facts.model.tokenizer_fingerprint, self._fetch_tokenizer)
+            await self._tokenizers.ensure(facts.model.tokenizer_fingerprint, speaker.tokenizer)
         if not facts.comparable_blocks and (state.facts is None or state.facts.comparable_blocks):
             _warn_of_blocks(facts)
         state.facts = facts
         state.changed()
         self._changed()
 
-    async def _fetch_tokenizer(self) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        stream = self._stub.GetTokenizer(worker_pb2.GetTokenizerRequest())
-        try:
-            while True:
-                async with asyncio.timeout(self._settings.connect_timeout_s):
-                    chunk = await stream.read()
-                if not isinstance(chunk, worker_pb2.TokenizerChunk):
-                    return b"".join(pieces)
-                size += len(chunk.data)
-                if size > _MAX_TOKENIZER_BYTES:
-                    raise ValueError(f"the worker's tokenizer is larger than {_MAX_TOKENIZER_BYTES} bytes")
-                pieces.append(chunk.data)
-        finally:
-            stream.cancel()
+    async def _informed(self) -> tuple[Speaker, worker_pb2.WorkerInfo]:
+        """What the worker says of itself, and what it speaks; another one may listen there when nobody understands."""
+        timeout_s = self._settings.connect_timeout_s
+        async with asyncio.timeout(timeout_s):
+            if self._speaker is not None:
+                try:
+                    return self._speaker, await self._speaker.info()
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                        self._speaker = None
+                    raise
+            speaker, info = await recognise(self.channel, self.state.address, self._clock, timeout_s=timeout_s)
+        self._speaker = speaker
+        if speaker.dialect != "native":
+            _log.info("the worker is another engine", address=self.state.address, dialect=speaker.dialect)
+        return speaker, info
 
     async def _follow(self) -> None:
         """Take in one state stream. Returns when a report is missing, so that the next stream brings all."""
+        assert self._speaker is not None, "it was asked before"
         self._listener.events_lost(self.state)
-        stream = self._stub.WatchState(worker_pb2.WatchStateRequest(watcher="router"))
-        try:
+        async with aclosing(self._speaker.states()) as states:
             while True:
                 async with asyncio.timeout(self._settings.heartbeat_timeout_s):
-                    update = await stream.read()
-                if not isinstance(update, worker_pb2.StateUpdate):
+                    told = await anext(states, None)
+                if told is None:
                     raise _Lost("the worker ended its state stream")
-                step = self._intake.take(update)
+                step = self._intake.take(told.update, tells_prefixes=told.tells_prefixes)
                 self._connected()
                 if step is not Next.READ:
                     self._changed()
@@ -129,8 +161,6 @@ class WorkerConnection:
                     return
                 if step is Next.ASK:
                     await self._ask()
-        finally:
-            stream.cancel()
 
     def _connected(self) -> None:
         state = self.state

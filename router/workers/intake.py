@@ -47,8 +47,8 @@ class StateIntake:
         self._listener = around.listener
         self._clock = around.clock
 
-    def take(self, update: worker_pb2.StateUpdate) -> Next:
-        """Take it in, and say what is to be done."""
+    def take(self, update: worker_pb2.StateUpdate, *, tells_prefixes: bool = True) -> Next:
+        """Take it in, and say what is to be done. `tells_prefixes`: its digests and deltas are the whole truth."""
         state = self._state
         now_s = self._clock.now()
         if state.connected and state.updated_at_s is not None:
@@ -70,7 +70,10 @@ class StateIntake:
             phase = _PHASES.get(event.phase)
             if phase is not None:
                 self._listener.lease_event(state, event.lease_id, phase, event.cached_tokens)
-        if not self._take_prefix(update):
+        if not tells_prefixes:
+            if not state.approximate:
+                self._sketch.lose_truth(state.slot)
+        elif not self._take_prefix(update):
             self._metrics.resyncs.inc()
             _log.warning("a cache report of the worker is missing, asking for all of it", worker=state.name)
             return Next.RESYNC

@@ -16,6 +16,7 @@ import structlog
 
 from radixfleet.errors import InvalidRequest, UnknownWorker
 from radixfleet.v1 import worker_pb2
+from router.dialects.speaker import Generator
 from router.workers.breaker import Breaker
 from router.workers.connection import WorkerConnection
 from router.workers.group import ModelGroup, model_groups
@@ -52,7 +53,7 @@ class WorkerRegistry:
         """Leave all workers alone; what still runs on their channels breaks off."""
         for address in tuple(self._connections):
             await _cancelled(self._tasks.pop(address))
-            await self._connections.pop(address).channel.close(None)
+            await self._connections.pop(address).close()
         for task in tuple(self._leaving):
             await _cancelled(task)
 
@@ -80,6 +81,10 @@ class WorkerRegistry:
     def channel(self, worker: WorkerState) -> grpc.aio.Channel:
         """The channel to a worker that is in the registry."""
         return self._connections[worker.address].channel
+
+    def generator(self, worker: WorkerState) -> Generator | None:
+        """The way of requests to a worker in the registry that speaks another dialect; None for our own."""
+        return self._connections[worker.address].generator
 
     def add(self, address: str) -> bool:
         """Dial a worker, and go on dialling. False: it was known already. Raises InvalidRequest for a bad address."""
@@ -164,7 +169,7 @@ async def _close_when_idle(connection: WorkerConnection) -> None:
         while connection.state.books.own_requests:  # noqa: ASYNC110  rare, and books know nothing of events
             await asyncio.sleep(_IDLE_POLL_S)
     finally:
-        await connection.channel.close(None)
+        await connection.close()
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -79,14 +79,14 @@ async def test_links_of_workers_that_left_are_forgotten() -> None:
     channels: dict[str, grpc.aio.Channel] = {
         state.address: open_channel(worker.address) for state, worker in zip(parts.workers, workers, strict=True)
     }
-    links = Links(lambda state: channels[state.address], streams=True)
+    links = Links(lambda state: channels[state.address], lambda _: None, streams=True)
     first, second = parts.workers
     link = links.to(first)
     assert links.to(first) is link
     first.removed = True
     links.to(second)
     assert list(links._links) == [second]
-    assert isinstance(Links(lambda state: channels[state.address], streams=False).to(second), CallLink)
+    assert isinstance(Links(lambda state: channels[state.address], lambda _: None, streams=False).to(second), CallLink)
     await links.close()
     for channel in channels.values():
         await channel.close()

@@ -1,0 +1,100 @@
+"""A `TokenizerSpec` from the contents of a model's tokenizer files, wherever they come from: a directory or an archive.
+
+One function for both, so that a worker that reads a directory and a router that is sent its files by another engine
+have equal specs, and equal fingerprints.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from radixfleet.text import TokenizerSpec
+
+MAX_ARCHIVE_FILE_BYTES = 128 * 1024**2
+
+
+def spec_from_files(
+    tokenizer_json: str,
+    settings: Mapping[str, Any],
+    *,
+    chat_template: str | None,
+    eos_token_ids: Sequence[int],
+    vocab_size: int,
+) -> TokenizerSpec:
+    """`settings`: what is in tokenizer_config.json. `chat_template`: of a file of its own, which goes before theirs.
+
+    Raises ValueError when tokenizer_json is none.
+    """
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"the tokenizer cannot be read: {error}") from error
+    bos_token, eos_token = _content(settings.get("bos_token")), _content(settings.get("eos_token"))
+    bos_token_id = None if bos_token is None else tokenizer.token_to_id(bos_token)
+    ends = tuple(eos_token_ids)
+    if not ends and eos_token is not None and (eos_id := tokenizer.token_to_id(eos_token)) is not None:
+        ends = (eos_id,)
+    return TokenizerSpec(
+        tokenizer_json=tokenizer_json,
+        chat_template=chat_template if chat_template is not None else _template(settings),
+        bos_token=bos_token,
+        eos_token=eos_token,
+        bos_token_id=bos_token_id,
+        eos_token_ids=ends,
+        add_bos=bos_token_id is not None and _adds_bos(tokenizer, settings, bos_token_id),
+        vocab_size=vocab_size,
+    )
+
+
+def spec_from_archive(data: bytes, *, eos_token_ids: Sequence[int], vocab_size: int) -> TokenizerSpec:
+    """From a zip of the files, as engines send it. Raises ValueError for anything else."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            tokenizer_json = _read(archive, "tokenizer.json")
+            settings = json.loads(_read(archive, "tokenizer_config.json") or "{}")
+            chat_template = _read(archive, "chat_template.jinja")
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"the engine's tokenizer files are no zip: {error}") from error
+    if tokenizer_json is None:
+        raise ValueError("the engine's tokenizer files hold no tokenizer.json")
+    return spec_from_files(
+        tokenizer_json, settings, chat_template=chat_template, eos_token_ids=eos_token_ids, vocab_size=vocab_size
+    )
+
+
+def _read(archive: zipfile.ZipFile, name: str) -> str | None:
+    """None when there is no such file."""
+    try:
+        about = archive.getinfo(name)
+    except KeyError:
+        return None
+    if about.file_size > MAX_ARCHIVE_FILE_BYTES:
+        raise ValueError(f"{name} has {about.file_size} bytes, more than a tokenizer's")
+    return archive.read(name).decode()
+
+
+def _content(token: str | dict[str, Any] | None) -> str | None:
+    """The text of a special token, which files give as it is or as an object."""
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _adds_bos(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_token_id: int) -> bool:
+    """What the configuration says, and where it is silent, what the tokenizer's post-processor does."""
+    stated = settings.get("add_bos_token")
+    if stated is not None:
+        return bool(stated)
+    return tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos_token_id]
+
+
+def _template(settings: Mapping[str, Any]) -> str | None:
+    """The field; of several named ones, "default"."""
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template

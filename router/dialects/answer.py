@@ -1,0 +1,215 @@
+"""An engine's answer, which is token ids alone, as the messages of our own `Inference.Generate`.
+
+Text, stop strings and the order of messages are made here, with what our workers make them of. Engines are not told the
+stop strings, so an engine computes a token or two beyond one before it hears that the answer is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from radixfleet import convert
+from radixfleet.clock import Clock
+from radixfleet.errors import InternalError
+from radixfleet.output_text.detokenizer import Detokenizer
+from radixfleet.output_text.output import OutputText
+from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
+from radixfleet.text import Tokenizer
+from radixfleet.types import FinishReason, SamplingParams, TokenArray
+from radixfleet.v1 import inference_pb2
+from router.dialects.words import Part
+
+_RUN_TOKENS = 1024
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of the n completions."""
+
+    text: OutputText
+    num_tokens: int = 0
+    last_token: int | None = None
+    is_finished: bool = False
+    ended_by_engine: bool = False
+
+
+@dataclass(slots=True)
+class _Times:
+    sent_s: float
+    first_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the answer's first message says of it."""
+
+    request_id: str
+    execution_id: str
+    worker_id: str
+
+
+class Answer:
+    """One request's. Feed it `Part`s until `is_complete`."""
+
+    def __init__(
+        self,
+        names: Names,
+        prompt_tokens: int,
+        generated: TokenArray,
+        sampling: SamplingParams,
+        tokenizer: Tokenizer,
+        clock: Clock,
+    ) -> None:
+        """`generated`: the beginning of the answer, that the client has already."""
+        self._names = names
+        self._prompt_tokens = prompt_tokens
+        self._generated_tokens = len(generated)
+        self._tokenizer = tokenizer
+        self._sampling = sampling
+        self._clock = clock
+        self._times = _Times(clock.now())
+        self._stop_ids = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else frozenset(tokenizer.eos_token_ids)
+        )
+        stops = StopStrings(sampling.stop) if sampling.stop else None
+        self._choices = [_Choice(self._output_text(stops)) for _ in range(sampling.n)]
+        self._cached_tokens: int | None = None
+        for token_id in generated.tolist():
+            self._choices[0].text.push(token_id)
+
+    @property
+    def is_complete(self) -> bool:
+        """All completions have ended; what the engine says further is of no interest."""
+        return all(choice.is_finished for choice in self._choices)
+
+    @property
+    def ended_by_engine(self) -> bool:
+        """The engine knows that it is over: nothing needs to be aborted there."""
+        return all(choice.ended_by_engine for choice in self._choices)
+
+    def emitted(self, index: int) -> int:
+        """Tokens that came of a completion so far."""
+        return self._choices[index].num_tokens
+
+    def take(self, part: Part) -> Iterator[inference_pb2.GenerateResponse]:
+        """The messages that a part becomes. Raises InternalError for an answer that the engine gave up."""
+        choice = self._choices[part.index]
+        choice.ended_by_engine |= bool(part.reason)
+        if choice.is_finished:
+            return
+        if self._cached_tokens is None:
+            yield self._start(part.cached_tokens)
+        if part.prompt_logprobs is not None and not part.index:
+            yield from _prompt_logprobs(part.prompt_logprobs, self._sampling.prompt_logprobs)
+        if part.token_ids:
+            yield self._delta(choice, part)
+        if choice.text.matched_stop is not None or part.reason:
+            yield self._finish(choice, part)
+
+    def _start(self, cached_tokens: int) -> inference_pb2.GenerateResponse:
+        self._cached_tokens = min(cached_tokens, self._prompt_tokens)
+        started = inference_pb2.Started(
+            request_id=self._names.request_id,
+            execution_id=self._names.execution_id,
+            worker_id=self._names.worker_id,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens,
+        )
+        return inference_pb2.GenerateResponse(started=started)
+
+    def _delta(self, choice: _Choice, part: Part) -> inference_pb2.GenerateResponse:
+        """New tokens, up to the one that completes a stop string."""
+        if self._times.first_s is None:
+            self._times.first_s = self._clock.now()
+        texts = []
+        for token_id in part.token_ids:
+            texts.append(choice.text.push(token_id))
+            if choice.text.matched_stop is not None:
+                break
+        count = len(texts)
+        choice.num_tokens += count
+        choice.last_token = part.token_ids[count - 1]
+        logprobs = _output_logprobs(part.logprobs, self._sampling.logprobs)[:count]
+        delta = inference_pb2.Delta(token_ids=part.token_ids[:count], text="".join(texts), logprobs=logprobs)
+        return inference_pb2.GenerateResponse(delta=delta, index=part.index)
+
+    def _finish(self, choice: _Choice, part: Part) -> inference_pb2.GenerateResponse:
+        choice.is_finished = True
+        tail = choice.text.finish()
+        matched_stop = choice.text.matched_stop
+        reason = FinishReason.STOP if matched_stop is not None else _reason(part.reason)
+        finished = inference_pb2.Finished(reason=convert.finish_reason_to_pb(reason), text=tail)
+        if matched_stop is not None:
+            finished.matched_stop = matched_stop
+        elif reason is FinishReason.STOP:
+            matched = part.matched_token_id
+            if matched is None and choice.last_token in self._stop_ids:
+                matched = choice.last_token
+            if matched is not None:
+                finished.matched_token_id = matched
+        if self.is_complete:
+            finished.usage.CopyFrom(self._usage())
+        return inference_pb2.GenerateResponse(finished=finished, index=part.index)
+
+    def _usage(self) -> inference_pb2.Usage:
+        """Times as they are seen from here: what the engine queued and what it computed cannot be told apart."""
+        now_s = self._clock.now()
+        first_s = now_s if self._times.first_s is None else self._times.first_s
+        return inference_pb2.Usage(
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached_tokens or 0,
+            completion_tokens=self._generated_tokens + sum(choice.num_tokens for choice in self._choices),
+            prefill_s=first_s - self._times.sent_s,
+            decode_s=now_s - first_s,
+        )
+
+    def _output_text(self, stops: StopStrings | None) -> OutputText:
+        skip = self._sampling.skip_special_tokens
+        detokenizer = Detokenizer(
+            partial(self._tokenizer.decode, skip_special_tokens=skip),
+            self._tokenizer.special_token_ids if skip else frozenset(),
+        )
+        return OutputText(detokenizer, StopMatcher(stops) if stops is not None else None, self._stop_ids)
+
+
+def _reason(word: str) -> FinishReason:
+    """Engines add details to their words ("abort: ..."). Raises InternalError for an answer that failed."""
+    for reason in FinishReason:
+        if word.lower().startswith(reason.value):
+            return reason
+    raise InternalError(f"the engine gave the answer up: {word}")
+
+
+def _output_logprobs(theirs: Any, num_tops: int | None) -> list[inference_pb2.TokenLogprobs]:
+    if theirs is None or num_tops is None:
+        return []
+    tops = list(theirs.top_logprobs) or [None] * len(theirs.token_logprobs)
+    return [_told(logprob, top, num_tops) for logprob, top in zip(theirs.token_logprobs, tops, strict=True)]
+
+
+def _prompt_logprobs(theirs: Any, num_tops: int | None) -> Iterator[inference_pb2.GenerateResponse]:
+    """Runs from the second token on."""
+    if num_tops is None:
+        return
+    tops = list(theirs.top_logprobs) or [None] * len(theirs.token_logprobs)
+    told = [
+        _told(logprob.value, top, num_tops)
+        for logprob, top in zip(theirs.token_logprobs, tops, strict=True)
+        if logprob.HasField("value")
+    ]
+    for start in range(0, len(told), _RUN_TOKENS):
+        run = inference_pb2.PromptLogprobs(start=1 + start, tokens=told[start : start + _RUN_TOKENS])
+        yield inference_pb2.GenerateResponse(prompt_logprobs=run)
+
+
+def _told(logprob: float, top: Any, num_tops: int) -> inference_pb2.TokenLogprobs:
+    """The likeliest first, and no more than were asked for: some engines add the token itself."""
+    ranked = sorted(zip(top.values, top.token_ids, strict=True), reverse=True)[:num_tops] if top is not None else []
+    return inference_pb2.TokenLogprobs(
+        logprob=logprob,
+        top_token_ids=[token_id for _, token_id in ranked],
+        top_logprobs=[value for value, _ in ranked],
+    )

@@ -1,0 +1,169 @@
+"""Follows an engine's KV events into `ForeignBlocks`, and knows when what it has is the whole truth.
+
+    subscribe from 0 --+-- a snapshot, or "cleared", or the publisher's first batch: complete from here
+                       +-- anything else: the engine lived before we listened, so what it told then is not known here
+    a gap, OUT_OF_RANGE, an unknown parent  --> cleared, not complete, subscribe from 0
+    a load record repeats the last number, and is no batch
+
+While it is not complete the router goes by its own record of the engine, as if there were no events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+import structlog
+from smg_grpc_proto.generated import common_pb2
+
+from radixfleet.blocks import namespace, seed_hash
+from radixfleet.types import BlockHash
+from router.dialects.foreign_blocks import ForeignBlocks
+
+_PAUSE_S = 1.0
+_NO_EVENTS = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION})
+_DEVICE_TIERS = (common_pb2.KV_CACHE_TIER_UNSPECIFIED, common_pb2.KV_CACHE_TIER_DEVICE)
+_LOCAL = (common_pb2.KV_CACHE_LOCALITY_UNSPECIFIED, common_pb2.KV_CACHE_LOCALITY_LOCAL)
+
+_log = structlog.get_logger("radixfleet.router.dialects")
+
+
+class _Resync(Exception):
+    """What we have is not to be trusted any more."""
+
+
+class KvEvents:
+    """Of one engine. `changed` is called after each batch."""
+
+    def __init__(self, worker: str, model: str, changed: Callable[[], None]) -> None:
+        self._worker = worker
+        self._model = model
+        self._changed = changed
+        self.blocks = ForeignBlocks()
+        self.is_complete = False
+        self.generation = 0
+        """Counts how often it became complete: each time calls for a digest."""
+        self.load: Any = None
+        """The last EngineLoad that came."""
+        self._cursor: int | None = None
+        """Number of the last batch; None before the first."""
+        self._seeds: dict[tuple[str, str], BlockHash] = {}
+        self._ignored_groups: set[int] = set()
+        self._has_warned = False
+
+    async def follow(self, stub: Any) -> None:
+        """Until cancelled, or until the engine says that it has no events."""
+        while True:
+            request = common_pb2.SubscribeKvEventsRequest(
+                start_sequence_number=0 if self._cursor is None else self._cursor + 1,
+                load_records_before_first_batch=True,
+            )
+            call = stub.SubscribeKvEvents(request)
+            try:
+                while isinstance(batch := await call.read(), common_pb2.KvEventBatch):
+                    self.take(batch)
+            except _Resync as reason:
+                self._distrust(str(reason))
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _NO_EVENTS:
+                    self._distrust("it publishes no KV events")
+                    return
+                if error.code() is grpc.StatusCode.OUT_OF_RANGE:
+                    self._distrust("it has forgotten where we were")
+            finally:
+                call.cancel()
+            await asyncio.sleep(_PAUSE_S)
+
+    def take(self, batch: Any) -> None:
+        """One batch. Raises _Resync."""
+        if batch.HasField("load"):
+            self.load = batch.load
+            if batch.load.load_only:
+                self._changed()
+                return
+        if batch.HasField("snapshot"):
+            self._begin(batch.snapshot)
+        elif self._cursor is not None and batch.sequence_number != self._cursor + 1:
+            raise _Resync(f"batches {self._cursor + 1} to {batch.sequence_number - 1} are missing")
+        elif self._cursor is None and batch.sequence_number <= 1:
+            self._complete()
+        self._cursor = batch.sequence_number
+        for event in batch.events:
+            self._apply(event)
+        if batch.HasField("snapshot") and batch.snapshot.index + 1 == batch.snapshot.count:
+            if batch.snapshot.unknown_before:
+                self._distrust("its record of the cache is not whole", forget=False)
+            else:
+                self._complete()
+        if self._cursor is not None and not self.is_complete and not batch.HasField("snapshot"):
+            self._warn("it lived before this router listened")
+        self._changed()
+
+    def _begin(self, snapshot: Any) -> None:
+        if not snapshot.index:
+            self.blocks.clear()
+            self.is_complete = False
+
+    def _complete(self) -> None:
+        if not self.is_complete:
+            self.is_complete = True
+            self.generation += 1
+            self._has_warned = False
+            _log.info("follows the cache of the engine by its KV events", worker=self._worker, blocks=len(self.blocks))
+
+    def _distrust(self, why: str, *, forget: bool = True) -> None:
+        self.is_complete = False
+        if forget:
+            self.blocks.clear()
+            self._cursor = None
+        self._warn(why)
+        self._changed()
+
+    def _warn(self, why: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(f"no truth from worker {self._worker}, approximate: {why}", worker=self._worker)
+
+    def _apply(self, event: Any) -> None:
+        kind = event.WhichOneof("data")
+        if kind == "cleared":
+            self.blocks.clear()
+            self._complete()
+        elif kind == "removed":
+            if self._counts(event.removed):
+                self.blocks.remove(event.removed.block_hashes)
+        elif kind == "stored":
+            stored = event.stored
+            if not self._counts(stored) or not self._is_whole_attention(stored):
+                return
+            parent = stored.parent_block_hash if stored.HasField("parent_block_hash") else None
+            lost = self.blocks.store(
+                self._seed(stored), parent, ((block.block_hash, block.token_ids) for block in stored.blocks)
+            )
+            if lost and self.is_complete:
+                raise _Resync("a block has a parent that was never told")
+
+    def _counts(self, event: Any) -> bool:
+        """Whether it is about blocks on the engine's own device, of a kind that makes prefixes."""
+        if event.HasField("tier") and event.tier not in _DEVICE_TIERS:
+            return False
+        if event.HasField("locality") and event.locality not in _LOCAL:
+            return False
+        return not (event.HasField("group_idx") and event.group_idx in self._ignored_groups)
+
+    def _is_whole_attention(self, stored: Any) -> bool:
+        """Models with several kinds of attention have groups of blocks for each; only the full kind makes prefixes."""
+        kind = stored.kv_cache_spec_kind
+        if kind and "full" not in kind and stored.HasField("group_idx"):
+            self._ignored_groups.add(stored.group_idx)
+            return False
+        return True
+
+    def _seed(self, stored: Any) -> BlockHash:
+        key = (stored.cache_salt, stored.lora_name)
+        seed = self._seeds.get(key)
+        if seed is None:
+            seed = self._seeds[key] = seed_hash(namespace(self._model, stored.cache_salt, stored.lora_name))
+        return seed

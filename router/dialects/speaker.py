@@ -1,0 +1,61 @@
+"""A worker, whatever it speaks, in the words of our own contract."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Protocol
+
+from radixfleet.v1 import inference_pb2, worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One word of a worker on its state."""
+
+    update: worker_pb2.StateUpdate
+    tells_prefixes: bool = True
+    """Its digests and deltas are the whole truth. False: it does not, or cannot yet, tell what it has cached."""
+
+
+class Speaker(Protocol):
+    """One worker. Methods raise AioRpcError, or ValueError for what no worker says, unless they say something else."""
+
+    @property
+    def dialect(self) -> str:
+        """Its name: "native", "sglang", "vllm", "openai"."""
+        ...
+
+    async def info(self) -> worker_pb2.WorkerInfo:
+        """What the worker is."""
+        ...
+
+    async def tokenizer(self) -> bytes:
+        """The TokenizerSpec, as JSON, with the fingerprint that `info` gave."""
+        ...
+
+    def states(self) -> AsyncGenerator[State, None]:
+        """Its state, now and whenever it changes; at least every second or so as a sign of life."""
+        ...
+
+    async def drain(self, grace_s: float | None) -> worker_pb2.DrainResponse | None:
+        """Tell it to drain; returns when it is empty, or at once with None when it knows no such word."""
+        ...
+
+    async def resume(self) -> None:
+        """Tell it to take requests again after a drain."""
+        ...
+
+
+class Generator(Protocol):
+    """A speaker of another dialect: the way of a request to it, which our own workers have in links."""
+
+    def generate(
+        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """The messages of `Inference.Generate`. Closing it ends the request. Raises RadixfleetError, too."""
+        ...
+
+    async def close(self) -> None:
+        """End what was begun in the background."""
+        ...

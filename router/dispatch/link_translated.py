@@ -1,0 +1,45 @@
+"""Requests to an engine that speaks another dialect: the third `WorkerLink`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import grpc.aio
+
+from radixfleet.errors import DeadlineExceeded, RadixfleetError
+from router.dialects.speaker import Generator
+from router.dispatch.link import LinkFailure, Reply, broken, failure_of, reply_of
+from router.dispatch.request import PreparedRequest
+
+
+class TranslatedLink:
+    """What `Generator` makes of an engine's answer."""
+
+    def __init__(self, generator: Generator, worker: str) -> None:
+        """`worker`: its name, for messages."""
+        self._generator = generator
+        self._worker = worker
+
+    async def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
+        """See `WorkerLink`."""
+        try:
+            async with aclosing(self._generator.generate(request.message, timeout_s)) as messages:
+                async for message in messages:
+                    reply = reply_of(message)
+                    yield reply
+                    if reply.kind == "end":
+                        return
+            raise broken(self._worker, "the answer ended without its last message")
+        except grpc.aio.AioRpcError as error:
+            raise failure_of(error, self._worker) from error
+        except RadixfleetError as error:
+            kind = "deadline" if isinstance(error, DeadlineExceeded) else "answer"
+            raise LinkFailure(kind, error, f"{error.code}: {error}") from error  # type: ignore[arg-type]  # literals
+        except asyncio.CancelledError:
+            # gRPC raises this too when the channel is closed under the call: then nobody cancelled us.
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise broken(self._worker, "the channel was closed") from None
