@@ -16,7 +16,7 @@ import structlog
 
 from radixfleet.address import is_wildcard
 from radixfleet.errors import RadixfleetError
-from radixfleet.membership import MemberReport, Phase
+from radixfleet.membership import WORKER_SLOT, MemberReport, Phase
 from radixfleet.settings import SettingsError, load
 from radixfleet.telemetry import setup_logging
 from radixfleet.types import WorkerStatus
@@ -28,8 +28,6 @@ from worker.model.errors import ModelError
 from worker.model.sources import resolve_model
 from worker.model.tokenizer_files import load_tokenizer_spec
 
-SLOT = "worker_slot"
-"""Ray's resource of which a node without GPUs has as many as it shall run workers."""
 _CPU_MEMORY_SHARE = 0.5
 """Of a node's memory, for all its workers together: the rest is for the system, Ray, and the processes' own needs."""
 _FOR_PEOPLE = (EngineLoadError, ModelError, RadixfleetError, SettingsError, OSError)
@@ -47,7 +45,7 @@ class WorkerActor:
     """Made by the supervisor, which asks for a report about every second."""
 
     def __init__(self, worker_id: str, settings: Mapping[str, Any], slots: float) -> None:
-        """`settings`: as in a settings file. `slots`: how many of the node's SLOT it takes; 0: it has a GPU."""
+        """`settings`: as in a settings file. `slots`: how many of the node's WORKER_SLOT it takes; 0: it has a GPU."""
         self._worker_id = worker_id
         self._given = settings
         self._slots = slots
@@ -170,7 +168,7 @@ def node_share(resources: Mapping[str, float], slots: float) -> dict[str, object
     """
     if not slots:
         return {}
-    share = slots / max(slots, resources.get(SLOT, slots))
+    share = slots / max(slots, resources.get(WORKER_SLOT, slots))
     settings: dict[str, object] = {}
     if "RADIXFLEET_WORKER_THREADS" not in os.environ:
         settings["threads"] = max(1, int(resources.get("CPU", 1) * share))

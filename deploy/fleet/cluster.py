@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
+from deploy.fleet.ray_store import RayStore
 from deploy.fleet.spec import HEAD, NAMESPACE, SUPERVISOR
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
 
@@ -42,7 +43,7 @@ def connected(address: str) -> Iterator[None]:
 class Cluster:
     """Orders and questions to the supervisor. Use inside `connected`. Blocks; not for an event loop."""
 
-    def start_supervisor(self) -> None:
+    def start_supervisor(self) -> Any:
         """Have one, if there is none yet."""
         from deploy.fleet.supervisor import Supervisor  # what it imports, orders and questions do not need
 
@@ -55,10 +56,11 @@ class Cluster:
             resources={HEAD: 0.001},
             get_if_exists=True,
         )
-        actor.remote()
+        return actor.remote()
 
     def stop_supervisor(self) -> None:
         """It must have no fleet any more."""
+        RayStore().clear()
         with suppress(ValueError):
             ray.kill(ray.get_actor(SUPERVISOR, NAMESPACE), no_restart=True)
 
@@ -101,7 +103,12 @@ class Cluster:
         try:
             return ray.get_actor(SUPERVISOR, NAMESPACE)
         except ValueError:
-            raise Unavailable("no fleet runs on this cluster; start one: radixfleet fleet apply fleet.yaml") from None
+            if not RayStore().load():
+                raise Unavailable(
+                    "no fleet runs on this cluster; start one: radixfleet fleet apply fleet.yaml"
+                ) from None
+        # A fleet is in the books, so its supervisor was lost for good: another goes on.
+        return self.start_supervisor()
 
 
 def _is_called(node: dict[str, Any], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Members as Ray's actors, and the books in its key-value store. All calls into Ray that block run in threads."""
+"""Members as Ray's actors. All calls into Ray that block run in threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import ray
 import structlog
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
-from ray.experimental import internal_kv
 
 from deploy.fleet.spec import NAMESPACE, SUPERVISOR, Resources
 from deploy.fleet.watch import MemberGone, MemberLost
@@ -18,7 +17,6 @@ from radixfleet.membership import WORKER_SLOT, MemberReport
 from router.ray_actor import RouterActor
 from worker.ray_actor import WorkerActor
 
-_BOOKS_KEY = b"books"
 _END_S = 20.0
 """How long an orderly end may take: an engine settles what is in flight, and is reaped."""
 _TELL_S = 5.0
@@ -107,16 +105,3 @@ def actor_options(name: str, resources: Resources, avoid: Sequence[str]) -> dict
     if avoid:
         options["label_selector"] = {"ray.io/node-id": f"!in({','.join(avoid)})"}
     return {**options, "resources": needs}
-
-
-class RayStore:
-    """The books in the key-value store of Ray's GCS: they outlive every actor, and the head where the GCS is kept."""
-
-    def load(self) -> bytes | None:
-        """Blocks."""
-        data: bytes | None = internal_kv._internal_kv_get(_BOOKS_KEY, namespace=NAMESPACE.encode())
-        return data
-
-    def save(self, data: bytes) -> None:
-        """Blocks."""
-        internal_kv._internal_kv_put(_BOOKS_KEY, data, namespace=NAMESPACE.encode())

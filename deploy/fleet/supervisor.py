@@ -15,7 +15,8 @@ import ray
 import structlog
 
 from deploy.fleet.control import Control
-from deploy.fleet.ray_hosting import RayHosting, RayStore
+from deploy.fleet.ray_hosting import RayHosting
+from deploy.fleet.ray_store import RayStore
 from radixfleet.clock import MonotonicClock
 from radixfleet.telemetry import setup_logging
 

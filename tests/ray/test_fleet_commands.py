@@ -34,10 +34,13 @@ models:
 @pytest.fixture(scope="module")
 def files() -> Iterator[Path]:
     """Not below /tmp, which hosts have of their own."""
-    path = Path(tempfile.mkdtemp(prefix="radixfleet-ray-", dir="/var/tmp"))
+    path = Path(tempfile.mkdtemp(prefix="rf-", dir="/var/tmp"))
     shutil.copytree(tiny_model(), path / "model")
     yield path
-    shutil.rmtree(path, ignore_errors=True)
+    import os
+
+    if not os.environ.get("KEEP"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 _HOLD = "ip link set lo up && mount -t tmpfs tmpfs /tmp && mkdir -p {home} && echo up && exec sleep infinity"
 _POLL_S = 0.1
+_STARTS = 3
 _CONSOLE = """
 import json, sys
 from deploy.fleet.cluster import Cluster, connected
@@ -106,28 +107,25 @@ class RayHost:
         """The command, as a user of the host runs it."""
         return self.run(sys.executable, "-m", "deploy.cli", *arguments, **options)
 
-    def ray_head(self, resources: str, *, port: int = 6379) -> None:
+    def ray_head(self, resources: str) -> None:
         """Start Ray's head, without what a test does not need, and quick to notice what dies."""
-        # Ray's processes outlive the command and would hold its pipes open.
-        with (self.files / "ray-start.log").open("w") as log:
-            process = self.popen(
-                *(str(BIN / "ray"), "start", "--head", f"--port={port}", f"--resources={resources}"),
-                *("--include-dashboard=false", "--object-store-memory=80000000", "--disable-usage-stats"),
-                stdout=log,
-                stderr=log,
-            )
-            assert process.wait(120) == 0, (self.files / "ray-start.log").read_text()
+        self._ray_start("--head", "--include-dashboard=false", f"--temp-dir={self.files}/r", f"--resources={resources}")
 
     def ray_node(self, resources: str) -> None:
         """Start a further Ray node on the same host."""
-        with (self.files / "ray-node.log").open("w") as log:
-            process = self.popen(
-                *(str(BIN / "ray"), "start", "--address=127.0.0.1:6379", f"--resources={resources}"),
-                *("--object-store-memory=80000000", "--disable-usage-stats"),
-                stdout=log,
-                stderr=log,
-            )
-            assert process.wait(120) == 0, (self.files / "ray-node.log").read_text()
+        self._ray_start("--address=127.0.0.1:6379", f"--resources={resources}")
+
+    def _ray_start(self, *options: str) -> None:
+        """A raylet gives its helpers 15 s to start, whatever else the machine has to do: so try again."""
+        command = (str(BIN / "ray"), "start", "--object-store-memory=80000000", "--disable-usage-stats", *options)
+        for _ in range(_STARTS):
+            # Ray's processes outlive the command and would hold its pipes open.
+            with (self.files / "ray-start.log").open("w") as log:
+                if self.popen(*command, stdout=log, stderr=log).wait(120) == 0:
+                    return
+            if "--head" in options:
+                self.run(str(BIN / "ray"), "stop", "--force", check=False)
+        raise AssertionError((self.files / "ray-start.log").read_text())
 
     @contextmanager
     def console(self) -> Iterator[Callable[..., Any]]:
@@ -160,6 +158,13 @@ class RayHost:
         )
         listed = json.loads(self.run(sys.executable, "-c", script).stdout)
         return {int(pid): cmdline or [] for pid, cmdline in listed.items()}
+
+    def tree(self, pid: int) -> list[int]:
+        """A process and all that descend from it, by the host's own ids."""
+        script = (
+            "import psutil, sys; p = psutil.Process(int(sys.argv[1])); print(p.pid, *(c.pid for c in p.children(True)))"
+        )
+        return [int(each) for each in self.run(sys.executable, "-c", script, str(pid)).stdout.split()]
 
     def kill(self, *pids: int, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to processes, by the host's own ids."""

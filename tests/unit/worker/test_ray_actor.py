@@ -1,0 +1,34 @@
+"""What a worker in an actor takes of its node."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.ray_actor import node_share
+
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("THREADS", "DEVICE_MEMORY"):
+        monkeypatch.delenv(f"RADIXFLEET_WORKER_{name}", raising=False)
+
+
+def test_workers_without_gpus_share_cores_and_half_of_the_memory_of_their_node():
+    node = {"CPU": 8.0, "memory": 16.0 * GIB, "worker_slot": 4.0}
+    assert node_share(node, 1.0) == {"threads": 2, "device_memory": 2 * GIB}
+    assert node_share(node, 2.0) == {"threads": 4, "device_memory": 4 * GIB}
+
+
+def test_more_slots_than_cores_still_gives_each_a_thread():
+    assert node_share({"CPU": 2.0, "worker_slot": 4.0}, 1.0) == {"threads": 1}
+
+
+def test_a_worker_with_a_gpu_shares_nothing():
+    assert node_share({"CPU": 8.0, "memory": 16.0 * GIB}, 0.0) == {}
+
+
+def test_what_the_nodes_environment_says_stays(monkeypatch):
+    monkeypatch.setenv("RADIXFLEET_WORKER_THREADS", "7")
+    assert node_share({"CPU": 8.0, "worker_slot": 1.0}, 1.0) == {}
