@@ -72,16 +72,16 @@ class Bounds(_Part):
 class Scaling(_Part):
     """When the number of workers changes. Times in seconds."""
 
-    up_after_s: float = Field(15.0, ge=0, le=86400)
+    up_after_s: float = Field(default=15.0, ge=0, le=86400)
     """Requests wait, or KV memory is short, for so long: more workers."""
-    down_after_s: float = Field(300.0, ge=0, le=86400)
+    down_after_s: float = Field(default=300.0, ge=0, le=86400)
     """One worker less would have been enough for so long: one less."""
 
 
 class Routers(_Part):
     """All routers are alike; every worker is registered with each."""
 
-    count: int = Field(1, ge=1, le=100)
+    count: int = Field(default=1, ge=1, le=100)
     settings: dict[str, Any] = Field(default_factory=dict)
     resources: Resources = Field(default_factory=lambda: {HEAD: 0.001})
 
