@@ -74,10 +74,10 @@ def roles(fleet: LocalFleet) -> dict[str, psutil.Process]:
     """Every process of the fleet, by what it is."""
     processes = {}
     for child in fleet.children:
-        front = psutil.Process(child.pid)
-        processes[child.spec.name] = front
-        for part in front.children():
-            with suppress(psutil.Error):
+        with suppress(psutil.Error):  # between its end and its restart
+            front = psutil.Process(child.pid)
+            processes[child.spec.name] = front
+            for part in front.children():
                 module = next((word for word in part.cmdline() if word.startswith("worker.engine.")), None)
                 if module is not None:
                     processes[f"{child.spec.name} {module.removeprefix('worker.engine.')}"] = part
