@@ -171,7 +171,7 @@ class WorkerEntry:
     approximate: bool
     ineligible_reason: str
     recent: tuple[Recent, ...] = ()
-    """Over about 10 and about 60 seconds; empty while nothing was heard from it."""
+    """Over about 10 and about 60 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,18 +342,19 @@ def worker_entry(message: fleet_pb2.WorkerEntry) -> WorkerEntry:
 
 def fleet_report(message: fleet_pb2.ListWorkersResponse) -> FleetReport:
     """From the wire."""
-    fleet = message.fleet
-    return FleetReport(
-        FleetState(
-            uptime_s=fleet.uptime_s,
-            policy=fleet.policy,
-            requests_in_flight=fleet.requests_in_flight,
-            queued_requests=fleet.queued_requests,
-            sketch_blocks=fleet.sketch_blocks,
-            recent=tuple(convert.recent(recent) for recent in fleet.recent),
-            version=fleet.version,
-        ),
-        tuple(worker_entry(worker) for worker in message.workers),
+    return FleetReport(fleet_state(message.fleet), tuple(worker_entry(worker) for worker in message.workers))
+
+
+def fleet_state(message: fleet_pb2.FleetState) -> FleetState:
+    """From the wire."""
+    return FleetState(
+        uptime_s=message.uptime_s,
+        policy=message.policy,
+        requests_in_flight=message.requests_in_flight,
+        queued_requests=message.queued_requests,
+        sketch_blocks=message.sketch_blocks,
+        recent=tuple(convert.recent(recent) for recent in message.recent),
+        version=message.version,
     )
 
 

@@ -99,7 +99,7 @@ class Console:
             since_s = float(request.query_params.get("since", "-inf"))
         except ValueError:
             raise InvalidRequest("since must be a number of seconds", field="since") from None
-        return json_response(self._feeder.feed(since_s), headers={"Cache-Control": "no-store"})
+        return json_response(await self._feeder.feed(since_s), headers={"Cache-Control": "no-store"})
 
     async def _explain(self, request: Request) -> Response:
         body = await read_body(request.receive, request.headers, self._max_body_bytes)

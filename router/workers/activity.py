@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -27,6 +27,8 @@ WINDOWS_S = (10.0, 60.0)
 _MARK_S = 2.0
 _SLACK_S = 0.1
 """A tick that comes a little early still makes its mark."""
+_AT_A_TIME = 32
+"""Workers; one takes about 0.05 ms."""
 _WORKER_MARKS = 31
 _FLEET_MARKS = 301
 
@@ -147,18 +149,26 @@ class FleetActivity:
 
     def tick(self) -> None:
         """Take in what was heard."""
-        for worker in self._workers():
+        for _ in self._takes():
+            pass
+
+    async def run(self) -> None:
+        """Tick until cancelled. Of a large fleet a few workers at a time, so that no request waits for the rest."""
+        while True:
+            for number, _ in enumerate(self._takes(), 1):
+                if number % _AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+            await asyncio.sleep(TICK_S)
+
+    def _takes(self) -> Iterator[None]:
+        """Take in what was heard of one worker after the other, and mark it all at the end."""
+        for worker in tuple(self._workers()):
             grown, asked = worker.activity.take()
             worker.activity.add(grown, asked)
             worker.activity.mark()
             self._fleet.add(grown, asked)
+            yield
         self._fleet.mark()
-
-    async def run(self) -> None:
-        """Tick until cancelled."""
-        while True:
-            self.tick()
-            await asyncio.sleep(TICK_S)
 
 
 def _between(before: Mark, now: Mark) -> Recent:

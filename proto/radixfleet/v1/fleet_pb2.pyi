@@ -376,7 +376,7 @@ class WorkerEntry(_message.Message):
     def load(self) -> _worker_pb2.Load: ...
     @_builtins.property
     def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___Recent]:
-        """Over about 10 and about 60 seconds. Empty while nothing was heard from it."""
+        """Over about 10 and about 60 seconds."""
 
     def __init__(
         self,
