@@ -66,6 +66,8 @@ class WorkerView:
     """Why it can serve no request at all; empty when it can. Derived."""
     kv_free_tokens: int = field(init=False)
     """KV tokens that are free or can be evicted; huge when the pool's size is not known. Derived."""
+    cache_fill: float = field(init=False)
+    """Share of the KV pool that the sketch thinks is cached; 0 when the pool's size is not known. Derived."""
     requests_in_flight: int = field(init=False)
     """Requests there, running or not. Derived."""
     places_short: int = field(init=False)
@@ -78,6 +80,8 @@ class WorkerView:
         short = requests + 1 - self.max_running_requests if self.max_running_requests else 0
         object.__setattr__(self, "unavailable", _unavailable(self))
         object.__setattr__(self, "kv_free_tokens", free)
+        fill = self.sketch_blocks * BLOCK_TOKENS / self.kv_tokens if self.kv_tokens else 0.0
+        object.__setattr__(self, "cache_fill", fill)
         object.__setattr__(self, "requests_in_flight", requests)
         object.__setattr__(self, "places_short", max(0, short))
 
@@ -98,6 +102,8 @@ class RequestView:
     """Chained hashes of the prompt's whole routing blocks."""
     matched_blocks: Sequence[int]
     """By slot: how many leading blocks of the prompt the worker holds. What `Sketch.match` returned."""
+    users: Mapping[int, int] = field(default_factory=dict)
+    """By slot: requests there that use all that is matched; without an entry none. What `Sketch.users` returned."""
 
     def matched_tokens(self, slot: int) -> int:
         """Prompt tokens expected in the worker's cache: at most all but the last, which is always computed."""

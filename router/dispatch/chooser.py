@@ -137,7 +137,8 @@ class Chooser:
 
     def _view(self, request: PreparedRequest) -> RequestView:
         matched = self._sketch.match(request.block_hashes)
-        return RequestView(request.prompt_tokens, request.block_hashes, matched)
+        users = self._sketch.users(request.block_hashes, matched)
+        return RequestView(request.prompt_tokens, request.block_hashes, matched, users)
 
     def _nobody(self, request: PreparedRequest, workers: Sequence[WorkerState]) -> Unavailable:
         reasons = sorted(f"{worker.name}: {worker.ineligible_reason or 'no room'}" for worker in workers)

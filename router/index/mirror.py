@@ -72,6 +72,10 @@ class Mirror:
         """Blocks that running requests use."""
         return len(self._leased)
 
+    def users(self, block: int) -> int:
+        """Running requests that use `block`."""
+        return self._leased.get(block, 0)
+
     @property
     def bound_blocks(self) -> int:
         """How many blocks it holds at most, but for leased ones."""

@@ -19,7 +19,7 @@ owns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 
 import numpy as np
@@ -131,6 +131,25 @@ class Sketch:
     def holders(self, block_hash: int) -> tuple[int, ...]:
         """Slots of the workers that are thought to hold the block."""
         return _slots(self._masks.get(block_hash, 0))
+
+    def users(self, hashes: HashArray, depths: Sequence[int]) -> dict[int, int]:
+        """How many open leases there are on the deepest block that each worker holds of a prompt, by slot, if any.
+
+        `depths` is what `match` returned for `hashes`. Whoever uses a block uses all before it, so these are the
+        requests that share all of the prompt that can be shared there.
+        """
+        users = {}
+        last_depth, block = 0, 0
+        for slot, depth in enumerate(depths):
+            if not depth:
+                continue
+            if depth != last_depth:
+                last_depth, block = depth, hashes.item(depth - 1)
+            mirror = self._mirrors[slot]
+            count = mirror.users(block) if mirror is not None else 0
+            if count:
+                users[slot] = count
+        return users
 
     def book(self, slot: int, hashes: HashArray, prompt_tokens: int) -> BlockLease:
         """A request with these prompt blocks goes to the worker, which will hold them: count them as there from now on.

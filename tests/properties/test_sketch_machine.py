@@ -280,6 +280,15 @@ class SketchMachine(RuleBasedStateMachine):
                 assert depths[slot] == 0 or held[depths[slot] - 1]
                 if held == sorted(held, reverse=True):
                     assert depths[slot] == sum(held)
+            self.users_are_the_leases_on_the_deepest_block(prompt, depths)
+
+    def users_are_the_leases_on_the_deepest_block(self, prompt: str, depths: list[int]) -> None:
+        counts = {
+            slot: sum(prompt[: depths[slot]] in lease for lease in worker.leases)
+            for slot, worker in self.workers.items()
+            if depths[slot]
+        }
+        assert self.sketch.users(chain(prompt), depths) == {slot: count for slot, count in counts.items() if count}
 
     @invariant()
     def capacity_is_kept_but_for_leases(self) -> None:

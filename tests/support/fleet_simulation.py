@@ -273,7 +273,8 @@ class Simulation:
 
     def arrive(self, job: Job, now_s: float = 0.0) -> int:
         """Choose, book and queue in one go. Returns the slot."""
-        request = RequestView(job.prompt_tokens, job.hashes, self.sketch.match(job.hashes))
+        matched = self.sketch.match(job.hashes)
+        request = RequestView(job.prompt_tokens, job.hashes, matched, self.sketch.users(job.hashes, matched))
         views = [worker.view(self.sketch) for worker in self.workers]
         slot = self.policy.rank(request, views, self.random).slot
         assert slot is not None

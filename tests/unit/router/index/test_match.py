@@ -73,3 +73,33 @@ def test_a_free_slot_matches_nothing() -> None:
     sketch = sketch_of(["ab"], ["ab"], ["ab"])
     sketch.detach(1)
     assert sketch.match(blocks("a", "ab")) == [2, 0, 2]
+
+
+class TestUsers:
+    """How many requests use what a prompt finds, on each worker."""
+
+    def users(self, sketch: Sketch, letters: str) -> dict[int, int]:
+        hashes = chain(letters)
+        return sketch.users(hashes, sketch.match(hashes))
+
+    def test_counts_open_leases_on_the_deepest_block_that_matches(self) -> None:
+        sketch = sketch_of(["abcd"], ["ab"], [])
+        for slot, letters in ((0, "abcX"), (0, "abcdY"), (0, "aZ"), (1, "abW"), (2, "qr")):
+            sketch.book(slot, chain(letters), 1_000)
+        assert self.users(sketch, "abcdQ") == {0: 1, 1: 1}
+        assert self.users(sketch, "abQ") == {0: 2, 1: 1}
+        assert self.users(sketch, "aQ") == {0: 3, 1: 1}
+
+    def test_a_prefix_that_nobody_uses_now_has_none(self) -> None:
+        sketch = sketch_of(["abc"])
+        lease = sketch.book(0, chain("abcd"), 1_000)
+        sketch.end(lease)
+        assert self.users(sketch, "abcd") == {}
+
+    def test_a_restarted_worker_has_none_and_a_free_slot_neither(self) -> None:
+        sketch = sketch_of(["abc"], ["abc"], ["abc"])
+        for slot in range(3):
+            sketch.book(slot, chain("abc"), 1_000)
+        sketch.set_incarnation(1, 2)
+        sketch.detach(0)
+        assert self.users(sketch, "abcd") == {2: 1}

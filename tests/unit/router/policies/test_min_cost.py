@@ -30,11 +30,48 @@ def serve(name: str, jobs: list[Job], machines: list[Machine]) -> Result:
     return Simulation(make_policy(name), machines).serve(jobs)
 
 
-def test_the_cost_in_tokens() -> None:
-    workers = [worker(0, queued_tokens=1_000), worker(1, running=3, waiting=1, max_running=4), worker(2)]
-    ranking = rank(request(640, [5, 10, 0]), workers)
-    assert ranking.costs == {0: 320 + 200, 1: 0 + 20 * (4 + 1), 2: 640}
-    assert (ranking.slot, ranking.reason) == (1, "prefix")
+def cost_of(view: RequestView, *workers: WorkerView) -> list[float]:
+    return [rank(view, list(workers)).costs[each.slot] for each in workers]
+
+
+class TestCost:
+    """640 prompt tokens; each part of the formula by itself."""
+
+    def test_what_must_be_computed(self) -> None:
+        assert cost_of(request(640, [5, 10, 0]), worker(0), worker(1), worker(2)) == [320, 0, 640]
+
+    def test_what_waits_counts_for_half_where_nobody_else_has_a_queue(self) -> None:
+        assert cost_of(request(640, [0, 0]), worker(0, queued_tokens=1_000), worker(1)) == [640 + 500, 640]
+
+    def test_what_waits_counts_less_the_more_waits_elsewhere(self) -> None:
+        view = request(640, [0, 0, 0])
+        costs = cost_of(view, worker(0, queued_tokens=1_280), worker(1, queued_tokens=1_280), worker(2))
+        assert costs == pytest.approx([640 + 1_280 * 640 / (2 * 640 + 3 * 640)] * 2 + [640])
+
+    def test_requests_above_the_least_loaded_count_by_the_cube(self) -> None:
+        costs = cost_of(request(640, [10, 10]), worker(0, running=40), worker(1, running=8))
+        assert costs == pytest.approx([2.5 * 640 * (32 / (32 + 24)) ** 3, 0])
+
+    def test_requests_that_must_end_first_count_twice(self) -> None:
+        full = worker(0, running=3, waiting=1, max_running=4)
+        assert cost_of(request(640, [10, 10]), full, worker(1)) == pytest.approx([2.5 * 640 * (5 / (32 + 2)) ** 3, 0])
+
+    def test_users_take_away_what_a_match_is_worth(self) -> None:
+        view = RequestView(640, request(640).block_hashes, [10, 10, 10], {0: 12, 1: 36})
+        assert cost_of(view, worker(0), worker(1), worker(2)) == pytest.approx([320, 576, 0])
+
+    def test_computing_costs_more_where_more_is_cached_by_others(self) -> None:
+        pool = {"kv_tokens": 64_000}
+        costs = cost_of(
+            request(640, [0, 10]), worker(0, sketch_blocks=300, **pool), worker(1, sketch_blocks=100, **pool)
+        )
+        assert costs == pytest.approx([640 * 1.75, 0])
+        emptier = worker(1, sketch_blocks=100, **pool)
+        assert cost_of(request(640, [0, 0]), worker(0, sketch_blocks=300, **pool), emptier)[1] == pytest.approx(800)
+
+    def test_users_on_workers_that_are_not_eligible_do_not_matter(self) -> None:
+        view = RequestView(640, request(640).block_hashes, [10, 10], {0: 12, 1: 12})
+        assert set(rank(view, [worker(0, breaker_open=True), worker(1)]).costs) == {1}
 
 
 @pytest.mark.parametrize(
@@ -50,14 +87,6 @@ def test_equals_are_drawn_at_random() -> None:
     workers = [worker(slot) for slot in range(4)]
     policy = make_policy("min_cost")
     assert {policy.rank(request(), workers, Random(seed)).slot for seed in range(60)} == {0, 1, 2, 3}
-
-
-def test_a_cost_tie_goes_to_the_worker_with_fewer_requests() -> None:
-    # 320 requests a prompt's 64 tokens: two of them weigh as much as 20 queued tokens do.
-    workers = [worker(0, queued_tokens=20), worker(1, running=2)]
-    ranking = rank(request(64, [0, 0]), workers)
-    assert ranking.costs[0] == ranking.costs[1]
-    assert ranking.slot == 0
 
 
 class TestBurstOfEqualPrompts:
