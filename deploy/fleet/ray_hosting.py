@@ -39,13 +39,9 @@ class RayHosting:
         self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Resources, avoid: Sequence[str]
     ) -> None:
         """Returns at once, whether or not there is a place."""
-        options = actor_options(name, resources, avoid)
-        if router:
-            actor = ray.remote(RouterActor).options(**options)
-            arguments: tuple[Any, ...] = (name, settings)
-        else:
-            actor = ray.remote(WorkerActor).options(**options)
-            arguments = (name, settings, resources.get(WORKER_SLOT, 0.0))
+        kind: type[Any] = RouterActor if router else WorkerActor
+        arguments = (name, settings) if router else (name, settings, resources.get(WORKER_SLOT, 0.0))
+        actor = ray.remote(kind).options(**actor_options(name, resources, avoid))
         self._handles[name] = await asyncio.to_thread(actor.remote, *arguments)
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:

@@ -6,7 +6,8 @@ in open loop without retries by the client. One thing is broken at a time, and t
 lost      requests that ended with an error, from the break until all workers are eligible again (and how many of them
           were already streaming; the others had no token yet)
 notice    from the break until the router leaves the victim out; "-" where no worker is lost
-strength  from the break until as many workers as before are eligible, and the supervisor calls the fleet settled
+strength  from the break until as many workers as before are eligible; where none is lost, until the supervisor answers
+          and calls the fleet settled
 hit rate  cached share of the prompt tokens: in the window before, from the break to full strength, in the window after
 orphans   processes of the victim that live 10 s later
 """
@@ -145,7 +146,10 @@ class Stage:
             )
         notice_s = self.load.first_change(at_s, lambda workers: not set(victims) & set(workers)) if victims else None
         eventually(lambda: self._at_full_strength(notice_s or at_s, len(before)), f"{name}: full strength", RECOVERY_S)
-        full_s = time.monotonic()
+        whole = (
+            None if notice_s is None else self.load.first_change(notice_s, lambda workers: len(workers) == len(before))
+        )
+        full_s = whole or time.monotonic()
         while_orphans_s = max(0.0, at_s + ORPHAN_S - time.monotonic())
         time.sleep(max(self.window_s, while_orphans_s))
         orphans = set(pids) & set(self.host.processes())

@@ -21,7 +21,7 @@ from radixfleet.retry import RetryPolicy
 GROUPS = 24
 PREFIX_TOKENS = 1024
 OWN_TOKENS = 64
-NEW_TOKENS = 48
+NEW_TOKENS = 160
 _POLL_S = 0.05
 _TIMEOUT_S = 60.0
 
