@@ -66,7 +66,7 @@ class Page:
             raise AssertionError(answer["exceptionDetails"]["exception"].get("description", answer))
         return answer["result"].get("value")
 
-    async def until(self, condition: str, *, timeout_s: float = 20.0) -> None:
+    async def until(self, condition: str, *, timeout_s: float = 40.0) -> None:
         """Wait until an expression is true."""
         try:
             async with asyncio.timeout(timeout_s):

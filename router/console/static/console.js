@@ -19,6 +19,7 @@ const charts = {
   hit: new Chart(byId("hit-chart"), byId("hit-now"), { series: [{ name: "hit", told: "cached", area: true }, { name: "reach", told: "reachable" }], format: percent, top: 1, label: "Hit rate" }),
 };
 let steps = [];
+let uptime = 0;
 let heardAt = null;
 let wake = () => {};
 
@@ -26,8 +27,10 @@ async function poll() {
   const since = steps.length ? steps.at(-1).at_s : null;
   try {
     const feed = await api.fleet(since, AbortSignal.timeout(TIMEOUT_MS));
-    // Another router's clock, or the same one's after a restart: what was before does not fit on its axis.
-    if (steps.length && feed.now_s < steps.at(-1).at_s) {
+    // Another router, or this one restarted: what was before does not fit on its clock's axis.
+    const isAnother = feed.fleet.uptime_s < uptime;
+    uptime = feed.fleet.uptime_s;
+    if (isAnother && steps.length) {
       steps = [];
       return true;
     }
@@ -36,8 +39,7 @@ async function poll() {
     show(feed);
     trouble("");
   } catch (problem) {
-    const silent = heardAt === null ? "" : ` for ${age((performance.now() - heardAt) / 1000)}`;
-    trouble(problem instanceof api.Refused ? problem.message : `The router does not answer${silent}. Trying again.`);
+    trouble(problem instanceof api.Refused ? problem.message : "The router does not answer. Trying again.");
   }
   return false;
 }
@@ -47,7 +49,9 @@ function trouble(text) {
   put(banner, text);
   banner.hidden = !text;
   document.body.classList.toggle("stale", Boolean(text));
-  put(byId("live-text"), text ? "no answer" : "live");
+  // The banner is read aloud, and must not change every second; this is not.
+  const silent = heardAt === null ? "" : ` for ${age((performance.now() - heardAt) / 1000)}`;
+  put(byId("live-text"), text ? `no answer${silent}` : "live");
   attribute(byId("live"), "class", text ? "live lost" : "live");
 }
 
