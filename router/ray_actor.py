@@ -18,6 +18,7 @@ from radixfleet.address import is_wildcard
 from radixfleet.membership import MemberReport, Phase
 from radixfleet.settings import SettingsError, load
 from radixfleet.telemetry import setup_logging
+from radixfleet.tracing import setup_tracing
 from router.app import Router, drain, running_router
 from router.config import RouterSettings
 
@@ -82,6 +83,7 @@ class RouterActor:
             self._grace_s = settings.drain_grace_s
             self._host = ray.util.get_node_ip_address() if is_wildcard(settings.host) else settings.host
             setup_logging(settings.log_level, json=settings.log_json)
+            setup_tracing("radixfleet-router")
             async with running_router(settings) as self._router:
                 await self._ending.wait()
         except (SettingsError, OSError) as error:

@@ -19,6 +19,7 @@ from radixfleet.errors import RadixfleetError
 from radixfleet.membership import WORKER_SLOT, MemberReport, Phase
 from radixfleet.settings import SettingsError, load
 from radixfleet.telemetry import setup_logging
+from radixfleet.tracing import setup_tracing
 from radixfleet.types import WorkerStatus
 from worker.app import Worker, make_engine, running_worker
 from worker.config import WorkerSettings
@@ -136,6 +137,7 @@ class WorkerActor:
         self._grace_s = settings.drain_grace_s
         self._host = ray.util.get_node_ip_address() if is_wildcard(settings.host) else settings.host
         setup_logging(settings.log_level, json=settings.log_json)
+        setup_tracing("radixfleet-worker")
         path = await asyncio.to_thread(resolve_model, settings.model, lambda text: _log.info(text))
         spec = await asyncio.to_thread(load_tokenizer_spec, path)
         self._engine = make_engine(settings, path, spec)

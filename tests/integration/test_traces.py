@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from radixfleet.client import Client
 from radixfleet.errors import Unavailable
+from radixfleet.tracing import headers
 from router.app import running_router
 from tests.support.fake_worker import Script
 from tests.support.router_fixture import fake_worker, running_fleet, settings
@@ -122,3 +126,17 @@ async def test_what_a_client_does_not_sample_is_not_recorded_anywhere() -> None:
             await client.complete("hello", max_new_tokens=2, ignore_eos=True)
         await client.complete("hello", max_new_tokens=2, ignore_eos=True)
     assert traced.spans == []
+
+
+async def test_the_trace_of_a_client_that_speaks_http_goes_on_as_well() -> None:
+    async with running_fleet(1, http_port=0) as running:
+        with client_span() as traced:
+            body = json.dumps({"model": running.workers[0].model, "prompt": "hello", "max_tokens": 2}).encode()
+            url = f"http://127.0.0.1:{running.router.http_port}/v1/completions"
+            asked = urllib.request.Request(url, body, {"content-type": "application/json", **headers()})
+            answer = await asyncio.to_thread(urllib.request.urlopen, asked, timeout=20)
+            answer.close()
+        await until(lambda: [span for span in traced.spans if span.name == "Generate"])
+    generate = traced.one("Generate")
+    assert generate.parent.span_id == traced.context.span_id
+    assert [span.name for span in traced.below(generate)] == ["prepare", "route", "forward"]
