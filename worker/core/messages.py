@@ -125,7 +125,7 @@ class Admitted(msgspec.Struct, frozen=True, tag=True, array_like=True):
     at_s: float
 
 
-class Output(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Output(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     """One new token of one request."""
 
     uid: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from worker.core.step import Int32Array, RowStart, StepPlan
@@ -11,7 +12,7 @@ from worker.memory.req_to_token import ReqToTokenPool
 from worker.scheduling.request import Request
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """One sequence of a step: a request computes positions [start, start + length)."""
 
     request: Request
@@ -25,6 +26,8 @@ class Launched(NamedTuple):
 
     step: int
     pieces: list[Piece]
+    num_decodes: int
+    """The first of the pieces are decodes, beyond their `fill_ids`."""
     slots: Int32Array
     """As in the plan: what the step writes."""
 
@@ -54,7 +57,7 @@ def assemble(
     step: int, starts_rows: tuple[RowStart, ...], pieces: list[Piece], num_decodes: int, table: ReqToTokenPool
 ) -> StepPlan:
     """The plan of a step: the first `num_decodes` pieces are decodes (length 1, input relayed), the rest chunks."""
-    rows = np.array([piece.request.held.row for piece in pieces], dtype=np.int32)
+    rows = np.array([piece.request.holding.row for piece in pieces], dtype=np.int32)  # type: ignore[union-attr]
     starts = np.array([piece.start for piece in pieces], dtype=np.int32)
     chunks = pieces[num_decodes:]
     lengths = np.ones(len(pieces), dtype=np.int32)

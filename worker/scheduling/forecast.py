@@ -18,6 +18,7 @@ while everything is counted, so that what was retracted does not come back only 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
 import numpy as np
 
@@ -77,7 +78,7 @@ class Forecast:
         length = max(request.planned, len(request.fill_ids))
         self._own_pages.append(own_pages)
         self._room.append(-length % self._page_size)
-        self._to_come.append(int(np.ceil(request.tokens_to_come * self._share)))
+        self._to_come.append(ceil(request.tokens_to_come * self._share))
 
     @property
     def own_pages(self) -> int:

@@ -107,4 +107,4 @@ class Holdings:
     def num_own_pages(self, holding: Holding) -> int:
         """How many `own_pages` are."""
         behind = (holding.allocated - holding.handle.length) // self.page_size
-        return behind + sum(map(len, holding.duplicates))
+        return behind + sum(map(len, holding.duplicates)) if holding.duplicates else behind

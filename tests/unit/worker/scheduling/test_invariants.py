@@ -23,7 +23,7 @@ def busy_worker() -> tuple[Scheduler, Request]:
     worker.launch()
     worker.launch()
     worker.scheduler.check()
-    return worker.scheduler, worker.scheduler._requests[1]
+    return worker.scheduler, worker.scheduler._lifecycle.requests[1]
 
 
 def leak_a_page(scheduler: Scheduler, request: Request) -> None:
@@ -44,7 +44,7 @@ def lose_a_row(scheduler: Scheduler, request: Request) -> None:
 
 
 def share_a_row(scheduler: Scheduler, request: Request) -> None:
-    request.held.row = scheduler._requests[2].held.row
+    request.held.row = scheduler._lifecycle.requests[2].held.row
 
 
 def unlock_a_prefix(scheduler: Scheduler, request: Request) -> None:
@@ -53,7 +53,7 @@ def unlock_a_prefix(scheduler: Scheduler, request: Request) -> None:
 
 def change_a_row_in_flight(scheduler: Scheduler, request: Request) -> None:
     table = scheduler.holdings.table.table
-    table[request.held.row, request.planned - 1] = table[scheduler._requests[2].held.row, 0]
+    table[request.held.row, request.planned - 1] = table[scheduler._lifecycle.requests[2].held.row, 0]
 
 
 def settle_more_than_planned(scheduler: Scheduler, request: Request) -> None:
@@ -77,7 +77,7 @@ def finish_without_leaving(scheduler: Scheduler, request: Request) -> None:
 
 
 def forget_a_request(scheduler: Scheduler, request: Request) -> None:
-    del scheduler._requests[request.uid]
+    del scheduler._lifecycle.requests[request.uid]
 
 
 def drop_a_launched_step(scheduler: Scheduler, request: Request) -> None:

@@ -71,7 +71,7 @@ def test_a_retraction_waits_for_what_is_in_flight() -> None:
         worker.launch()
         if len(worker.launched) == 2:
             worker.settle()
-    newest = worker.scheduler._requests[1]
+    newest = worker.scheduler._lifecycle.requests[1]
     assert newest.in_flight > 0
     before = len(worker.state(1).tokens)
     worker.settle_all()
@@ -87,12 +87,12 @@ def test_the_newest_gives_way_and_comes_back_first() -> None:
     crowd(worker, 4, max_new_tokens=20)
     while not worker.scheduler.counters.retractions:
         worker.step()
-    assert worker.scheduler._requests[2].holding is None
-    assert worker.scheduler._requests[0].holding is not None
+    assert worker.scheduler._lifecycle.requests[2].holding is None
+    assert worker.scheduler._lifecycle.requests[0].holding is not None
     while worker.state(3).admissions == 0:
         worker.step()
         if worker.state(3).admissions:
-            returned = worker.scheduler._requests.get(2)
+            returned = worker.scheduler._lifecycle.requests.get(2)
             assert returned is None or returned.holding is not None
     worker.run()
     assert all(told.admissions == 1 for told in worker.told.values()), "told of one admission only"
@@ -105,7 +105,7 @@ def test_the_oldest_is_never_retracted() -> None:
     while worker.state(0).ended is None:
         worker.step()
         turns += 1
-        assert worker.state(0).ended is not None or worker.scheduler._requests[0].holding is not None
+        assert worker.state(0).ended is not None or worker.scheduler._lifecycle.requests[0].holding is not None
     assert turns == 8
     assert worker.scheduler.counters.retractions > 0
 

@@ -1,0 +1,93 @@
+"""Who gives way when pages are short, or when somebody of higher priority waits.
+
+Where pages are short for the running requests' next tokens, cached prefixes are evicted, then the requests admitted
+last are retracted; as long as those have steps in flight, a request that finds no page skips a step. The oldest is
+never retracted, so it gets on whatever happens, and so in turn does each.
+
+With preemption, one running request of lower priority, the lowest and newest, is retracted for the next in the queue
+that found no row or no room. One at a time, and each comes back after the one that it left for, so nothing is retracted
+twice for the same request.
+
+Used by the scheduler alone.
+"""
+
+from __future__ import annotations
+
+from worker.memory.advisor import Shortage, Stage, advise
+from worker.scheduling.admission import Admission
+from worker.scheduling.counters import Counters
+from worker.scheduling.holdings import Holdings
+from worker.scheduling.lifecycle import Lifecycle
+from worker.scheduling.limits import Limits
+from worker.scheduling.request import Request, State
+from worker.scheduling.shortages import Shortages
+
+
+class Scarcity:
+    """See the head of the module."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        holdings: Holdings,
+        admission: Admission,
+        lifecycle: Lifecycle,
+        counters: Counters,
+        shortages: Shortages,
+    ) -> None:
+        self._limits = limits
+        self._holdings = holdings
+        self._admission = admission
+        self._lifecycle = lifecycle
+        self._counters = counters
+        self._shortages = shortages
+
+    def grant(self, ready: list[Request], needy: list[Request], *, may_settle: bool) -> list[Request]:
+        """Those of `ready` that decode in this step, where not each of `needy` can have the page that it needs.
+
+        `may_settle`: steps are in flight, and pages may come of them.
+        """
+        needy = self._make_room(needy)
+        num_granted = min(len(needy), self._holdings.available_pages)
+        granted = self._holdings.grow([request.held for request in needy[:num_granted]])
+        assert granted, "pages that are available can be had"
+        stalled = needy[num_granted:]
+        if stalled and not may_settle and not num_granted:
+            # Alone, with nothing left to evict and nothing to wait for: it is never going to fit.
+            self._lifecycle.fail_outgrown(stalled.pop())
+        self._counters.stalled_decodes += len(stalled)
+        skipped = set(stalled)
+        return [r for r in ready if r.state is State.DECODE and r not in skipped]
+
+    def _make_room(self, needy: list[Request]) -> list[Request]:
+        """Retract, newest first, until each of `needy` has a page or one is released for it; returns those left."""
+        running = self._lifecycle.running.values()
+        growing = [request for request in running if request.is_growing]
+        if self._limits.preempt:
+            growing.sort(key=lambda request: -request.submit.priority)
+        ending = [request for request in running if not request.is_growing]
+        while len(growing) > 1 and len(needy) > self._pages_to_come(ending):
+            victim = growing.pop()
+            self._admission.growth_share.retracted()
+            used_tokens = (self._holdings.used_pages + len(needy)) * self._limits.page_size
+            self._shortages.began(Stage.KV_FULL, advise(Stage.KV_FULL, Shortage(used_tokens, self._limits.kv_tokens)))
+            self._lifecycle.retract(victim)
+            needy = [request for request in needy if request is not victim]
+        return needy
+
+    def _pages_to_come(self, ending: list[Request]) -> int:
+        return self._holdings.available_pages + self._lifecycle.pages_released_by(ending)
+
+    def preempt(self) -> None:
+        """Retract one running request for the next in the queue, if that one is blocked and has a higher priority."""
+        blocked, lifecycle = self._admission.blocked, self._lifecycle
+        if blocked is None or blocked.waits_for is not None:
+            return
+        if any(request.state is State.RETRACTED for request in lifecycle.leaving):
+            return
+        priority, running = blocked.submit.priority, lifecycle.running.values()
+        lower = [request for request in running if request.is_growing and request.submit.priority < priority]
+        kept = [request for request in running if request.submit.priority >= priority]
+        if lower and self._admission.could_fit_beside(blocked, kept):
+            self._counters.preemptions += 1
+            lifecycle.retract(min(reversed(lower), key=lambda request: request.submit.priority))
