@@ -1,4 +1,4 @@
-"""Draws panels of the dashboards from a real run: `python -m tests.monitoring.picture docs/grafana.png`.
+"""Draws panels of the dashboards from a real run: `python -m tests.monitoring.picture deploy/pictures/grafana.png`.
 
 The queries are the dashboards' own, answered by a real Prometheus that scraped a fleet under load: a router and two
 workers with simulated devices, each in its three processes. In the second half of the run the prompts have more
@@ -171,7 +171,8 @@ def _chart(curves: Sequence[Drawn], panel: Panel) -> str:
 
 def _ticks(low: float, high: float) -> list[float]:
     """Round values, the first at most `low`, the last at least `high`."""
-    span = max(high - low, 1e-9)
+    high = high if high > low else low + 1.0
+    span = high - low
     step = 10 ** math.floor(math.log10(span / 3))
     step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= 4)
     return [step * count for count in range(math.floor(low / step), math.ceil(high / step) + 1)]
