@@ -1,7 +1,8 @@
-"""The README's pictures of the consoles, from a real run: `python -m docs.pictures [--minutes 10]`, in the repository.
+"""The README's pictures of the consoles, from a real run: `python -m tests.console.pictures [--minutes 10]`.
 
 Three simulated workers and a router on this machine, requests whose prompts share six beginnings (the first ones are
-hot), and after some minutes one look at each console. Writes docs/console.png, docs/console-phone.png, docs/top.svg.
+hot), and after some minutes one look at each console. Writes console.png, console-phone.png and top.svg into
+deploy/pictures. For a quiet machine: where it is busy, the simulated devices wait for its CPUs, and it shows as bubble.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from radixfleet.errors import RadixfleetError
 from radixfleet.overview import overview
 from tests.support.browser import Browser, browser
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[2] / "deploy/pictures"
 WORKERS = 3
 SYSTEM_PROMPTS = (
     ("You are the support assistant of an online shop for bicycles.", 1500),
@@ -45,7 +46,7 @@ class Load:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._random = Random(7)  # noqa: S311  the same prompts in every run
+        self._random = Random(7)
         self._requests: set[asyncio.Task[None]] = set()
         self._beginnings = [f"{text} {self._words(length)}" for text, length in SYSTEM_PROMPTS]
         self.failed = 0
@@ -111,7 +112,7 @@ async def _watched(client: Client, seconds: float) -> list[float]:
 
 
 def _terminal(frame: Frame) -> None:
-    """docs/top.svg, without the fonts that rich would load from elsewhere."""
+    """top.svg, without the fonts that rich would load from elsewhere."""
     width, height = 108, 16
     console = Console(width=width, height=height, record=True, file=io.StringIO())
     console.print(screen(frame, View(selected="worker-1"), width=width, height=height))
