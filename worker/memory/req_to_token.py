@@ -50,6 +50,14 @@ class ReqToTokenPool:
         self._check_span(row, start, start + len(slots))
         self.table[row, start : start + len(slots)] = slots
 
+    def write_each(self, rows: list[int], starts: list[int], slots: Int32Array) -> None:
+        """Set positions [starts[i], starts[i] + n) of the taken row rows[i] to slots[i], for int32 [len(rows), n]."""
+        width = slots.shape[1]
+        for row, start in zip(rows, starts, strict=True):
+            self._check_span(row, start, start + width)
+        columns = np.asarray(starts)[:, None] + np.arange(width)
+        self.table[np.asarray(rows)[:, None], columns] = slots
+
     def slots(self, row: int, start: int, end: int) -> Int32Array:
         """Slots of positions [start, end) of a taken row: a view, so copy it to keep it."""
         self._check_span(row, start, end)

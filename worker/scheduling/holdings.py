@@ -81,8 +81,9 @@ class Holdings:
         if pages is None:
             return False
         slots = slots_of(pages, self.page_size).reshape(-1, self.page_size)
-        for holding, page_slots in zip(holdings, slots, strict=True):
-            self.table.write(holding.row, holding.allocated, page_slots)
+        rows, starts = [holding.row for holding in holdings], [holding.allocated for holding in holdings]
+        self.table.write_each(rows, starts, slots)
+        for holding in holdings:
             holding.allocated += self.page_size
         return True
 

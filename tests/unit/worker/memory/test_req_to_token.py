@@ -61,3 +61,15 @@ def test_positions_outside_the_context_are_refused() -> None:
         pool.write(row, 3, int32([1, 2]))
     with pytest.raises(PageError, match="outside"):
         pool.slots(row, -1, 2)
+
+
+def test_many_rows_are_written_at_once() -> None:
+    pool = ReqToTokenPool(max_rows=3, max_context=8)
+    rows = [row for row in (pool.take_row(), pool.take_row()) if row is not None]
+    pool.write_each(rows, [0, 6], np.array([[5, 6], [7, 8]], np.int32))
+    assert pool.slots(rows[0], 0, 2).tolist() == [5, 6]
+    assert pool.slots(rows[1], 6, 8).tolist() == [7, 8]
+    with pytest.raises(PageError, match="outside the context"):
+        pool.write_each(rows, [0, 7], np.zeros((2, 2), np.int32))
+    with pytest.raises(PageError, match="not taken"):
+        pool.write_each([2], [0], np.zeros((1, 2), np.int32))
