@@ -55,8 +55,8 @@ class ReqToTokenPool:
         width = slots.shape[1]
         for row, start in zip(rows, starts, strict=True):
             self._check_span(row, start, start + width)
-        columns = np.asarray(starts)[:, None] + np.arange(width)
-        self.table[np.asarray(rows)[:, None], columns] = slots
+        columns = np.array(starts, np.int64)[:, None] + np.arange(width)
+        self.table[np.array(rows, np.int64)[:, None], columns] = slots
 
     def slots(self, row: int, start: int, end: int) -> Int32Array:
         """Slots of positions [start, end) of a taken row: a view, so copy it to keep it."""
