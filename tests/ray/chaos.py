@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from tests.support.tiny_model import tiny_model
 
 NUM_NODES = 3
 NUM_WORKERS = 3
+NODE = '{"worker_slot": 2}'
 ORPHAN_S = 10.0
 RECOVERY_S = 180.0
 FLEET = """
@@ -45,14 +46,6 @@ models:
 """
 
 Order = Callable[..., Any]
-
-
-@dataclass
-class Node:
-    """One raylet."""
-
-    pid: int
-    node_id: str
 
 
 @dataclass(frozen=True)
@@ -117,20 +110,19 @@ class Stage:
     order: Order
     load: Load
     window_s: float
-    nodes: list[Node] = field(default_factory=list)
 
     def worker(self) -> dict[str, Any]:
         """One that serves."""
         members = self.order("status")["members"]
         return next(dict(each) for each in members if each["kind"] == "worker" and each["phase"] == "serving")
 
-    def node_of(self, worker: dict[str, Any]) -> Node:
-        """Where it is."""
-        return next(node for node in self.nodes if node.node_id == worker["node_id"])
+    def raylet_of(self, worker: dict[str, Any]) -> int:
+        """The process id of the raylet that started it."""
+        return self.host.parent(worker["pids"][0])
 
-    def add_node(self) -> None:
-        """A further node, as an autoscaler would add it."""
-        add_node(self.host, self.order, self.nodes)
+    def beside(self, worker: dict[str, Any]) -> list[dict[str, Any]]:
+        """All workers of its node."""
+        return [each for each in self.order("status")["members"] if each["node_id"] == worker["node_id"]]
 
     def break_and_wait(self, name: str, breaks: Callable[[], tuple[list[str], list[int]]]) -> Row:
         """`breaks` returns who is hit (workers that must leave the eligible ones), and which processes must be gone."""
@@ -138,13 +130,8 @@ class Stage:
         start_s = time.monotonic() - self.window_s
         at_s = time.monotonic()
         victims, pids = breaks()
-        if victims:
-            eventually(
-                lambda: self.load.first_change(at_s, lambda workers: not set(victims) & set(workers)),
-                f"{name}: {victims} are left out",
-                RECOVERY_S,
-            )
-        notice_s = self.load.first_change(at_s, lambda workers: not set(victims) & set(workers)) if victims else None
+        noticed = self._noticed(name, victims, at_s)
+        notice_s = max(noticed) if noticed else None
         eventually(lambda: self._at_full_strength(notice_s or at_s, len(before)), f"{name}: full strength", RECOVERY_S)
         whole = (
             None if notice_s is None else self.load.first_change(notice_s, lambda workers: len(workers) == len(before))
@@ -174,28 +161,23 @@ class Stage:
             len(orphans),
         )
 
+    def _noticed(self, name: str, victims: Sequence[str], at_s: float) -> list[float]:
+        """When each of the victims was first left out."""
+
+        def left_out(victim: str) -> float | None:
+            return self.load.first_change(at_s, lambda workers: victim not in workers)
+
+        try:
+            return [eventually(lambda v=victim: left_out(v), f"{name}: {victim} is left out") for victim in victims]
+        except AssertionError:
+            print(f"{name}: {[change for change in self.load.eligible if change[0] > at_s - 5]}", file=sys.stderr)
+            raise
+
     def _at_full_strength(self, since_s: float, count: int) -> bool:
         if len(self.load.eligible_now()) != count or time.monotonic() - since_s < 1.0:
             return False
         status = self.order("status")
         return bool(status["settled"]) and not any(m["leaving"] or m["restarting"] for m in status["members"])
-
-
-def add_node(host: RayHost, order: Order | None, nodes: list[Node]) -> None:
-    """Start a raylet with a place for two workers, and note which it is."""
-    known = {node.node_id for node in nodes}
-    raylets = _raylets(host)
-    host.ray_node('{"worker_slot": 2}')
-    (pid,) = _raylets(host) - raylets
-    node_id = ""
-    if order is not None:
-        slots = [n for n in order("status")["nodes"] if n["alive"] and n["resources"].get("worker_slot")]
-        (node_id,) = {node["id"] for node in slots} - known
-    nodes.append(Node(pid, node_id))
-
-
-def _raylets(host: RayHost) -> set[int]:
-    return {pid for pid, line in host.processes().items() if line and line[0].endswith("/raylet")}
 
 
 # What is broken, each with the name of its line in the table.
@@ -225,46 +207,43 @@ def kill_actor(stage: Stage) -> Row:
 
 def kill_raylet(stage: Stage) -> Row:
     """kill -9 of a raylet: its workers end themselves, Ray places them elsewhere."""
-    node = stage.node_of(stage.worker())
-    hit = [each for each in stage.order("status")["members"] if each["node_id"] == node.node_id]
+    worker = stage.worker()
+    hit, raylet = stage.beside(worker), stage.raylet_of(worker)
 
     def breaks() -> tuple[list[str], list[int]]:
-        stage.host.kill(node.pid)
+        stage.host.kill(raylet)
         return [each["name"] for each in hit], [pid for each in hit for pid in each["pids"]]
 
     row = stage.break_and_wait("a raylet", breaks)
-    stage.nodes.remove(node)
-    stage.add_node()
+    stage.host.ray_node(NODE)
     return row
 
 
 def kill_node(stage: Stage) -> Row:
     """kill -9 of all processes of a node at once."""
-    node = stage.node_of(stage.worker())
-    hit = [each for each in stage.order("status")["members"] if each["node_id"] == node.node_id]
-    everything = stage.host.tree(node.pid)
+    worker = stage.worker()
+    hit, everything = stage.beside(worker), stage.host.tree(stage.raylet_of(worker))
 
     def breaks() -> tuple[list[str], list[int]]:
         stage.host.kill(*everything)
         return [each["name"] for each in hit], everything
 
     row = stage.break_and_wait("a whole node", breaks)
-    stage.nodes.remove(node)
-    stage.add_node()
+    stage.host.ray_node(NODE)
     return row
 
 
 def drain_node(stage: Stage) -> Row:
     """radixfleet fleet drain --node: workers move elsewhere without losing a request."""
-    node = stage.node_of(stage.worker())
-    hit = [each for each in stage.order("status")["members"] if each["node_id"] == node.node_id]
+    worker = stage.worker()
+    hit = stage.beside(worker)
 
     def breaks() -> tuple[list[str], list[int]]:
-        stage.order("cordon", node.node_id, undo=False)
+        stage.order("cordon", worker["node_id"], undo=False)
         return [each["name"] for each in hit], []
 
     row = stage.break_and_wait("a node, drained", breaks)
-    stage.order("cordon", node.node_id, undo=True)
+    stage.order("cordon", worker["node_id"], undo=True)
     return row
 
 
@@ -310,25 +289,15 @@ def stage(requests_per_s: float, window_s: float) -> Iterator[Stage]:
         (files / "fleet.yaml").write_text(FLEET.replace("MODEL", str(files / "model")))
         with RayHost.start(files) as host:
             host.ray_head("{}")
-            nodes: list[Node] = []
             for _ in range(NUM_NODES):
-                add_node(host, None, nodes)
+                host.ray_node(NODE)
             host.radixfleet("fleet", "apply", "fleet.yaml", timeout_s=300)
             with host.console() as order, _loading(host, requests_per_s) as load:
-                _name_nodes(host, order, nodes)
                 eventually(lambda: len(load.eligible_now()) == NUM_WORKERS, "all workers are eligible", RECOVERY_S)
                 time.sleep(window_s)
-                yield Stage(host, order, load, window_s, nodes)
+                yield Stage(host, order, load, window_s)
     finally:
         shutil.rmtree(files, ignore_errors=True)
-
-
-def _name_nodes(host: RayHost, order: Order, nodes: list[Node]) -> None:
-    """Raylets by their ids: each has its own on its command line."""
-    lines = host.processes()
-    ids = [node["id"] for node in order("status")["nodes"]]
-    for node in nodes:
-        node.node_id = next(name for name in ids if any(name in word for word in lines[node.pid]))
 
 
 @contextmanager

@@ -159,6 +159,10 @@ class RayHost:
         listed = json.loads(self.run(sys.executable, "-c", script).stdout)
         return {int(pid): cmdline or [] for pid, cmdline in listed.items()}
 
+    def parent(self, pid: int) -> int:
+        """Of a process, by the host's own ids."""
+        return int(self.run("ps", "-o", "ppid=", "-p", str(pid)).stdout)
+
     def tree(self, pid: int) -> list[int]:
         """A process and all that descend from it, by the host's own ids."""
         script = (
