@@ -51,9 +51,10 @@ def cluster_file(network: HostNetwork) -> Path:
     config["provider"] |= {"head_ip": head, "worker_ips": workers}
     config["auth"] = {"ssh_user": "root", "ssh_private_key": str(network.files / "key")}
     config["min_workers"] = config["max_workers"] = len(workers)
-    model = network.files / "model"
-    (network.files / "fleet.yaml").write_text(FLEET.replace("MODEL", str(model)))
-    config["file_mounts"] = {"~/fleet.yaml": str(network.files / "fleet.yaml")}
+    (network.files / "mounted" / "deploy" / "clusters").mkdir(parents=True)
+    fleet = FLEET.replace("MODEL", str(network.files / "model"))
+    (network.files / "mounted" / "deploy" / "clusters" / "fleet-cpu.yaml").write_text(fleet)
+    config["file_mounts"] = {"~/radixfleet": str(network.files / "mounted")}
     binaries = Path(sys.executable).parent
     lines = [
         f"export PATH={binaries}:$PATH PYTHONPATH={ROOT / 'proto'}:{ROOT}",

@@ -43,8 +43,8 @@ hostname host{number}
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /run
 mkdir -p /run/sshd
-mount --bind {home} /root
-chmod 700 /root/.ssh
+chmod 700 {home}/.ssh
+mount --bind {home}/passwd /etc/passwd
 exec /usr/sbin/sshd -D -e -f {home}/sshd_config
 """
 _SSHD = """
@@ -134,6 +134,9 @@ class HostNetwork:
         home = self.files / f"host{number}"
         (home / ".ssh").mkdir(parents=True)
         (home / ".ssh" / "authorized_keys").write_text((self.files / "key.pub").read_text())
+        users = Path("/etc/passwd").read_text()
+        (home / "passwd").write_text(users.replace(":/root:", f":{home}:", 1))
+        (home / ".bashrc").touch()
         (home / "sshd_config").write_text(_SSHD.format(home=home))
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / "host_key")], check=True)
         script = home / "start.sh"

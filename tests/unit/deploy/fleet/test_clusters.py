@@ -35,8 +35,12 @@ def test_ray_accepts_it_and_would_not_accept_a_slip(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_head_starts_a_fleet_that_is_right(name):
     config = cluster(name)
-    assert config["head_start_ray_commands"][-1] == "radixfleet fleet apply ~/fleet.yaml --no-wait"
-    spec = read_spec(CLUSTERS.parents[1] / config["file_mounts"]["~/fleet.yaml"])
+    applied = re.fullmatch(
+        r"radixfleet fleet apply ~/radixfleet/(\S+) --no-wait", config["head_start_ray_commands"][-1]
+    )
+    assert applied is not None
+    assert config["file_mounts"] == {"~/radixfleet": "."}
+    spec = read_spec(CLUSTERS.parents[1] / applied[1])
     (model,) = spec.models.values()
     assert set(model.needs) == ({"worker_slot"} if name == "cpu" else {"GPU"})
 
