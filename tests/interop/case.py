@@ -42,12 +42,22 @@ class Context:
         wanted = "\n".join(packages)
         stamp = folder / "installed.txt"
         if not stamp.exists() or stamp.read_text() != wanted:
-            if not python.exists():
-                run([sys.executable, "-m", "venv", str(folder)], timeout_s=_INSTALL_S)
+            uv = self._uv()
+            run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], timeout_s=_INSTALL_S)
             options = [] if dependencies else ["--no-deps"]
-            run([str(python), "-m", "pip", "install", "--quiet", *options, *packages], timeout_s=_INSTALL_S)
+            install = [uv, "pip", "install", "--quiet", "--python", str(python), *options, *packages]
+            run(install, timeout_s=_INSTALL_S)
             stamp.write_text(wanted)
         return python
+
+    def _uv(self) -> str:
+        """Many times faster than pip where hundreds of packages come."""
+        folder = self.environments / "uv"
+        uv = folder / "bin" / "uv"
+        if not uv.exists():
+            run([sys.executable, "-m", "venv", str(folder)], timeout_s=_INSTALL_S)
+            run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"], timeout_s=_INSTALL_S)
+        return str(uv)
 
     def node(self, name: str, packages: Mapping[str, str]) -> Path:
         """A folder in which node finds `packages`."""

@@ -7,6 +7,7 @@ answers "xxxx" and then says nothing for as many seconds as the client allows to
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -53,7 +54,7 @@ def live_fleet(folder: Path) -> Iterator[LiveFleet]:
     """Until the block is left. Logs go to `folder`."""
     with ExitStack() as stack:
         model_dir = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tiny"
-        model_dir.symlink_to(tiny_model(max_context=CONTEXT_TOKENS))
+        shutil.copytree(tiny_model(max_context=CONTEXT_TOKENS), model_dir)
         up = [sys.executable, "-m", "deploy.cli", "up", "--workers", "2", "--model", str(model_dir), "--runner", "sim"]
         up += ["--context-length", str(CONTEXT_TOKENS), "--max-total-tokens", str(2 * CONTEXT_TOKENS)]
         up += ["--port", "0", "--router-metrics-port", "0", "--http-port", "0", "--run-dir", str(folder)]

@@ -53,12 +53,12 @@ def _grpcurl(context: Context) -> str:
     if "SERVING" not in run([*grpcurl, address, "grpc.health.v1.Health/Check"]):
         raise Failed("the fleet is not healthy")
     answer = run([*grpcurl, "-d", request("tiny", 12), address, method])
-    if '"completionTokens": 12' not in answer:
+    if '"completion_tokens": 12' not in answer:
         raise Failed(f"the stream has no usage\n{answer}")
     _refused([*grpcurl, "-d", request("none", 1), address, method], "NotFound")
     _refused([*grpcurl, "-max-time", "1", "-d", request("silent", 60), address, method], "DeadlineExceeded")
     long = request("tiny", 1, token_ids={"ids": [3] * 1_000_000})
-    if '"promptTokens": 1000000' not in run([*grpcurl, "-d", "@", address, method], stdin=long):
+    if '"prompt_tokens": 1000000' not in run([*grpcurl, "-d", "@", address, method], stdin=long):
         raise Failed("a prompt of a million tokens")
     silent = [*grpcurl, "-keepalive-time", "10", "-d", request("silent", context.silence_s), address, method]
     if '"finished"' not in run(silent, timeout_s=60 + context.silence_s):

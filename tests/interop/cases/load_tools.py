@@ -18,7 +18,7 @@ def _aiperf(context: Context) -> str:
     command += ["--concurrency", "8", "--request-count", str(_REQUESTS), "--synthetic-input-tokens-mean", "200"]
     command += ["--output-tokens-mean", "16", "--extra-inputs", "ignore_eos:true", "--ui-type", "none"]
     command += ["--artifact-dir", str(context.output)]
-    run(command, environment=_OFFLINE, timeout_s=400)
+    run(command, environment={"OMP_NUM_THREADS": "1"}, timeout_s=400)  # offline, it takes a folder for a name
     results = json.loads(next(context.output.rglob("profile_export_aiperf.json")).read_text())
     _all_counted(results["request_count"]["avg"], results)
     return f"{_REQUESTS} requests"
@@ -26,28 +26,16 @@ def _aiperf(context: Context) -> str:
 
 def _guidellm(context: Context) -> str:
     python = context.python("guidellm", ["guidellm==0.8.1"])
-    command = [str(python.parent / "guidellm"), "benchmark", "--target", f"http://{context.fleet.http}"]
-    command += ["--model", "tiny", "--processor", str(context.fleet.model_dir), "--rate-type", "concurrent"]
-    command += ["--rate", "8", "--max-requests", str(_REQUESTS), "--data", "prompt_tokens=200,output_tokens=16"]
     file = context.output / "results.json"
-    command += ["--output-path", str(file), "--disable-console-interactive"]
+    command = [str(python.parent / "guidellm"), "run", "--disable-console-interactive"]
+    command += ["--backend", f"kind=openai_http,target=http://{context.fleet.http},model=tiny"]
+    command += ["--tokenizer", f"kind=hf_auto,model={context.fleet.model_dir}"]
+    command += ["--data", "kind=synthetic_text,prompt_tokens=200,output_tokens=16"]
+    command += ["--profile", "kind=concurrent,streams=8", "--constraint", f"kind=max_requests,count={_REQUESTS}"]
+    command += ["--output", f"kind=json,path={file}"]
     run(command, environment=_OFFLINE, timeout_s=400)
     totals = json.loads(file.read_text())["benchmarks"][0]["metrics"]["request_totals"]
     _all_counted(totals["successful"], totals)
-    return f"{_REQUESTS} requests"
-
-
-def _sglang(context: Context) -> str:
-    packages = ["sglang==0.5.23", "aiohttp", "numpy", "requests", "tqdm", "transformers", "pybase64", "pillow"]
-    python = context.python("sglang", packages, dependencies=False)
-    file = context.output / "results.jsonl"
-    command = [str(python), "-m", "sglang.bench_serving", "--backend", "vllm", "--base-url"]
-    command += [f"http://{context.fleet.http}", "--model", "tiny", "--tokenizer", str(context.fleet.model_dir)]
-    command += ["--dataset-name", "random-ids", "--num-prompts", str(_REQUESTS), "--random-input-len", "200"]
-    command += ["--random-output-len", "16", "--max-concurrency", "8", "--output-file", str(file)]
-    run(command, environment=_OFFLINE, timeout_s=400)
-    results = json.loads(file.read_text().splitlines()[-1])
-    _all_counted(results["completed"], results)
     return f"{_REQUESTS} requests"
 
 
@@ -58,6 +46,5 @@ def _all_counted(count: float, results: Any) -> None:
 
 CASES = (
     Case("aiperf", "aiperf 0.13.0", "profile --endpoint-type chat --streaming, 8 at a time", _aiperf),
-    Case("guidellm", "guidellm 0.8.1", "benchmark --rate-type concurrent, 8 at a time", _guidellm),
-    Case("sglang", "sglang.bench_serving 0.5.23", "--backend vllm, streamed, 8 at a time", _sglang),
+    Case("guidellm", "guidellm 0.8.1", "run, kind=openai_http, 8 streams at a time", _guidellm),
 )
