@@ -143,6 +143,8 @@ class RadixCache:
         self._evictable: OrderedDict[Node, None] = OrderedDict()
         self._evictable_pages = 0
         self._protected_pages = 0
+        self.version = 0
+        """Another number whenever what `match` finds may have changed."""
 
     @property
     def evictable_pages(self) -> int:
@@ -274,6 +276,7 @@ class RadixCache:
             freed.append(pages)
             wanted -= taken
         if freed:
+            self.version += 1
             self._evictable_pages -= num_pages
             self._allocator.free(np.concatenate(freed))
         return max(num_pages, 0)
@@ -361,6 +364,7 @@ class RadixCache:
 
     def _add(self, node: Node, handle: Handle, tokens: Int32Array, pages: Int32Array) -> Node:
         """Put the pages of what of `tokens` (from position 0) is behind `node` into the tree. Returns their node."""
+        self.version += 1
         hashes = hashes_behind(node, tokens)
         self.block_events.add(hashes)
         if self.block_events.are_followed and len(hashes):

@@ -66,7 +66,7 @@ class StepQueue(Protocol):
     """
 
     def enqueue(self, plan: StepPlan) -> None:
-        """Hand over a step. Waits neither for its end nor for that of the steps before it."""
+        """Hand over a step. Waits neither for its end nor, but for a step with grammars, for the steps before it."""
         ...
 
     def time_left_s(self) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from worker.memory.page_allocator import pages_for
 from worker.memory.radix_cache import Match
 from worker.scheduling.assembly import Piece
-from worker.scheduling.forecast import Forecast, GrowthShare, forecast_of
+from worker.scheduling.forecast import Forecast, GrowthShare
 from worker.scheduling.holdings import Holding, Holdings
 from worker.scheduling.limits import Limits
 from worker.scheduling.prefill import is_still_held, next_chunk, sibling
@@ -34,7 +34,8 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         """Let a request wait for its turn."""
-        request.expected_cached = self._match(request).length
+        request.asked_version = -1
+        request.expected_cached = self._cached_tokens(request)
         self.queue.push(request)
 
     def admit(self, running: Mapping[int, Request], budget: int, seats: int, *, step_is_empty: bool) -> list[Piece]:
@@ -51,7 +52,7 @@ class Admission:
         runs = dict(running)
         forecast = self._forecast(runs.values())
         misses = 0
-        for request in self.queue.candidates(lambda waiting: self._match(waiting).length, is_still_held):
+        for request in self.queue.candidates(self._cached_tokens, is_still_held):
             piece = self._try(request, runs, forecast, budget, is_first=step_is_empty and not admitted)
             if piece is not None:
                 admitted.append(piece)
@@ -121,13 +122,21 @@ class Admission:
         return holding
 
     def _forecast(self, running: Iterable[Request]) -> Forecast:
-        owned = ((request, self._holdings.num_own_pages(request.held)) for request in running)
-        return forecast_of(owned, self._limits.page_size, self.growth_share.value)
+        forecast = Forecast(self._limits.page_size, self.growth_share.value)
+        forecast.add_all(running)
+        return forecast
 
     def _fits(self, forecast: Forecast, candidate_pages: int) -> bool:
         """The peak of all in `forecast`, beside what is locked in the cache or leaving, stays within the pool."""
         others = self._holdings.used_pages - (forecast.own_pages - candidate_pages)
         return others + forecast.peak_pages() <= self._holdings.allocator.total_pages
+
+    def _cached_tokens(self, request: Request) -> int:
+        """What the cache has of it. Asked once for each version of the cache, which a decode does not change."""
+        version = self._holdings.cache.version
+        if request.asked_version != version:
+            request.asked_version, request.expected_cached = version, self._match(request).length
+        return request.expected_cached
 
     def _match(self, request: Request) -> Match:
         """What the cache has of it; where logits are wanted, it is computed all the same."""

@@ -18,11 +18,13 @@ while everything is counted, so that what was retracted does not come back only 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil
 
 import numpy as np
 
 from worker.scheduling.request import Request
+
+_Facts = tuple[int, int, int, int]
+"""Of a request: pages of its own, positions planned, tokens of `fill_ids`, positions that it may take at most."""
 
 _MARGIN = 1.25
 _MEMORY = 50
@@ -69,38 +71,38 @@ class Forecast:
     def __init__(self, page_size: int, share: float) -> None:
         self._page_size = page_size
         self._share = share
-        self._own_pages: list[int] = []
-        self._room: list[int] = []
-        self._to_come: list[int] = []
+        self._facts: list[_Facts] = []
+        self.own_pages = 0
+        """Pages that the requests own now."""
 
     def add(self, request: Request, own_pages: int) -> None:
         """One request more, which owns `own_pages` pages, those for its whole prompt included."""
-        length = max(request.planned, len(request.fill_ids))
-        self._own_pages.append(own_pages)
-        self._room.append(-length % self._page_size)
-        self._to_come.append(ceil(request.tokens_to_come * self._share))
+        self.own_pages += own_pages
+        self._facts.append((own_pages, request.planned, len(request.fill_ids), request.final_tokens))
 
-    @property
-    def own_pages(self) -> int:
-        """Pages that the requests own now."""
-        return sum(self._own_pages)
+    def add_all(self, requests: Iterable[Request]) -> None:
+        """All of them, which hold what they own. One loop over plain attributes: it runs for each plan that looks at
+        the queue, and a call or two for each request would take longer than all that follows.
+        """
+        page_size, facts = self._page_size, self._facts
+        for request in requests:
+            held = request.holding
+            assert held is not None
+            own_pages = (held.allocated - held.kept) // page_size
+            if held.duplicates:
+                own_pages += sum(map(len, held.duplicates))
+            self.own_pages += own_pages
+            facts.append((own_pages, request.planned, len(request.fill_ids), request.final_tokens))
 
     def peak_pages(self) -> int:
         """The most pages that they will own together."""
-        if not self._own_pages:
+        if not self._facts:
             return 0
-        to_come = np.asarray(self._to_come)
+        own, planned, filled, final = np.array(self._facts).T
+        length = np.maximum(planned, filled)
+        to_come = np.ceil((final - length) * self._share).astype(np.int64)
         longest_first = np.argsort(-to_come, kind="stable")
         to_come = to_come[longest_first]
-        own = np.cumsum(np.asarray(self._own_pages)[longest_first])
-        rounding = np.cumsum(self._page_size - 1 - np.asarray(self._room)[longest_first])
+        rounding = np.cumsum((self._page_size - 1 - -length % self._page_size)[longest_first])
         growing = np.arange(1, len(to_come) + 1) * to_come
-        return int((own + (growing + rounding) // self._page_size).max())
-
-
-def forecast_of(requests: Iterable[tuple[Request, int]], page_size: int, share: float) -> Forecast:
-    """The forecast over running requests and the pages that each owns."""
-    forecast = Forecast(page_size, share)
-    for request, own_pages in requests:
-        forecast.add(request, own_pages)
-    return forecast
+        return int((np.cumsum(own[longest_first]) + (growing + rounding) // self._page_size).max())

@@ -34,6 +34,8 @@ class Holding:
     handle: Handle
     matched: int
     """Tokens found in the cache at admission."""
+    kept: int
+    """`handle.length`: what the cache has of it, locked."""
     allocated: int
     """Positions that have a slot."""
     duplicates: list[Int32Array] = field(default_factory=list)
@@ -73,7 +75,7 @@ class Holdings:
             return None
         self.table.write(row, 0, prefix_slots)
         self.table.write(row, matched, slots_of(pages, self.page_size))
-        return Holding(row, handle, matched, matched + len(pages) * self.page_size)
+        return Holding(row, handle, matched, handle.length, matched + len(pages) * self.page_size)
 
     def grow(self, holdings: list[Holding]) -> bool:
         """One page more for each of `holdings`; False, with nothing changed, when there are too few."""
@@ -90,6 +92,7 @@ class Holdings:
     def keep(self, holding: Holding, tokens: Int32Array) -> None:
         """Let the cache have the whole pages of `tokens`, the request's tokens from position 0 whose KV is there."""
         inserted = self.cache.insert(holding.handle, tokens, self.table.slots(holding.row, 0, len(tokens)))
+        holding.kept = holding.handle.length
         if len(inserted.duplicate_pages):
             holding.duplicates.append(inserted.duplicate_pages)
 
@@ -107,5 +110,5 @@ class Holdings:
 
     def num_own_pages(self, holding: Holding) -> int:
         """How many `own_pages` are."""
-        behind = (holding.allocated - holding.handle.length) // self.page_size
+        behind = (holding.allocated - holding.kept) // self.page_size
         return behind + sum(map(len, holding.duplicates)) if holding.duplicates else behind

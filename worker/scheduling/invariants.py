@@ -67,6 +67,7 @@ def _check_frontiers(holdings: Holdings, request: Request) -> None:
     held, name = request.held, f"request {request.uid}"
     assert 0 <= held.matched <= request.settled <= request.planned <= held.allocated, f"{name}: frontiers out of order"
     assert held.allocated % holdings.page_size == 0
+    assert held.kept == held.handle.length, f"{name}: what is cached of it is counted wrongly"
     assert held.matched <= held.handle.length <= max(request.settled, held.matched), f"{name}: unsettled KV is cached"
     row_pages = pages_of(holdings.table.slots(held.row, 0, held.allocated), holdings.page_size)
     locked = []

@@ -54,7 +54,9 @@ class Request:
     outputs: list[int] = field(default_factory=list)
     """Settled new tokens."""
     expected_cached: int = 0
-    """While waiting: tokens of `fill_ids` that the cache held when it was last asked."""
+    """While waiting: tokens of `fill_ids` that the cache held when it was last asked, ..."""
+    asked_version: int = -1
+    """... which was at this version of its content."""
     overtaken: int = 0
     """Requests that arrived later and were admitted earlier."""
     waits_for: tuple[Request, int] | None = None
@@ -83,6 +85,11 @@ class Request:
     """Steps of one token, its own, for which there was no memory, since the last with it that was computed."""
     last_step: int = 0
     """The last step planned with it."""
+    final_tokens: int = field(init=False)
+    """Positions that it takes at most: its last token is not computed."""
+
+    def __post_init__(self) -> None:
+        self.final_tokens = len(self.submit.token_ids) + self.submit.max_new_tokens - 1
 
     @property
     def uid(self) -> int:
@@ -110,12 +117,6 @@ class Request:
         """A decode of it was taken back, and can be tried again: one token, which is known."""
         is_ready = self.restarts and not self.stale_steps and self.state is State.PREFILL
         return is_ready and self.planned == len(self.fill_ids) - 1
-
-    @property
-    def tokens_to_come(self) -> int:
-        """Positions behind the planned ones (or the prompt) that it may still take, at most."""
-        final = len(self.submit.token_ids) + self.submit.max_new_tokens - 1
-        return final - max(self.planned, len(self.fill_ids))
 
     @property
     def matchable_tokens(self) -> int:
