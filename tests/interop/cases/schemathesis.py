@@ -13,18 +13,8 @@ _EXAMPLES = 25
 def _schemathesis(context: Context) -> str:
     python = context.python("schemathesis", ["schemathesis==4.32.5"])
     command = [str(python.parent / "schemathesis"), "run", f"http://{context.fleet.http}/openapi.json"]
-    command += [
-        "--checks",
-        _CHECKS,
-        "--max-examples",
-        str(_EXAMPLES),
-        "--phases",
-        "examples,coverage,fuzzing",
-        "--request-timeout",
-        "30",
-        "--no-color",
-    ]
-    command += ["--seed", "1", "--exclude-path-regex", "^/health"]
+    command += ["--checks", _CHECKS, "--max-examples", str(_EXAMPLES), "--phases", "examples,coverage,fuzzing"]
+    command += ["--request-timeout", "30", "--no-color", "--seed", "1", "--exclude-path-regex", "^/health"]
     printed = run(command, cwd=context.output, timeout_s=1200)
     (context.output / "printed.txt").write_text(printed)
     counted = re.search(r"(\d+) generated", printed)
