@@ -72,6 +72,8 @@ class WorkerView:
     """Requests there, running or not. Derived."""
     places_short: int = field(init=False)
     """How many requests must end before one more can run; 0 when it can run at once. Derived."""
+    terms: tuple[int, int, int, int, float] = field(init=False)
+    """Slot, outstanding prompt tokens, requests in flight, places short, cache fill: read at once. Derived."""
 
     def __post_init__(self) -> None:
         """Work out the derived fields."""
@@ -84,6 +86,8 @@ class WorkerView:
         object.__setattr__(self, "cache_fill", fill)
         object.__setattr__(self, "requests_in_flight", requests)
         object.__setattr__(self, "places_short", max(0, short))
+        terms = (self.slot, self.outstanding_prompt_tokens, requests, self.places_short, fill)
+        object.__setattr__(self, "terms", terms)
 
     def has_place(self, prompt_tokens: int) -> bool:
         """Whether a request could run here at once, or would be the only one that waits for memory.

@@ -1,6 +1,6 @@
 """The default policy: the lowest expected cost, in prompt tokens, with no settings.
 
-    cost = U (1 + B/2)  +  M u^2 / (u^2 + 12^2)  +  Q N / (2 N + 3 Q')  +  2.5 N ((R - r) / (32 + R'))^3
+    cost = U (1 + B/2)  +  M u^2 / (u^2 + 8^2)  +  Q N / (2 N + 3 Q')  +  2.5 N ((R - r) / (32 + R'))^3
 
     N  tokens of this prompt
     M  tokens of it that the worker holds, and u the requests there that use all of them now
@@ -44,7 +44,7 @@ from router.view import NOBODY, Ranking, RequestView, WorkerView, eligible
 
 PLACE_WEIGHT = 0.5
 MOST_FILLED = 1.5
-CROWD = 12
+CROWD = 8
 """So many users of a prefix halve what its being there is worth."""
 PATIENCE = 2.0
 BACKLOG_WEIGHT = 3.0
@@ -63,27 +63,27 @@ class MinCost:
         candidates = eligible(request, workers)
         if not candidates:
             return NOBODY
-        count, prompt_tokens, matched = len(candidates), request.prompt_tokens, request.matched_blocks
-        queued = sum([worker.outstanding_prompt_tokens for worker in candidates])
-        requests = [worker.requests_in_flight for worker in candidates]
-        least_requests = min(requests)
+        prompt_tokens, matched = request.prompt_tokens, request.matched_blocks
+        # This is the hot loop of the router: each worker is read once, and sums are made over whole columns.
+        terms = [worker.terms for worker in candidates]
+        _, queues, requests, _, fills = zip(*terms, strict=True)
+        count, queued, least_requests = len(terms), sum(queues), min(requests)
         batch_weight = BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + sum(requests) / count) ** 3
-        fill = sum([worker.cache_fill for worker in candidates]) / count
+        fill = sum(fills) / count
         place_weight, most_filled = (PLACE_WEIGHT / fill if fill else 0.0), MOST_FILLED * fill
         # Q N / (2 N + 3 (sum - Q) / others), with what is the same for all workers taken out.
         others = max(1, count - 1) / BACKLOG_WEIGHT
         waited, patience = others * prompt_tokens, others * PATIENCE * prompt_tokens + queued
         costs = {}
-        for worker in candidates:
-            slot, queue, filled = worker.slot, worker.outstanding_prompt_tokens, worker.cache_fill
-            more_requests = worker.requests_in_flight + worker.places_short - least_requests
+        for slot, queue, in_flight, places_short, filled in terms:
+            more = in_flight + places_short - least_requests
             # In whole blocks: the last token, which is always computed, changes no order.
-            cost = (prompt_tokens - BLOCK_TOKENS * matched[slot]) * (
-                1 + place_weight * (filled if filled < most_filled else most_filled)
-            ) + batch_weight * more_requests**3
-            if queue:
-                cost += queue * waited / (patience - queue)
-            costs[slot] = cost
+            costs[slot] = (
+                (prompt_tokens - BLOCK_TOKENS * matched[slot])
+                * (1 + place_weight * (filled if filled < most_filled else most_filled))
+                + queue * waited / (patience - queue)
+                + batch_weight * (more * more * more)
+            )
         for slot, users in request.users.items():
             if slot in costs:
                 costs[slot] += BLOCK_TOKENS * matched[slot] * users * users / (users * users + CROWD * CROWD)

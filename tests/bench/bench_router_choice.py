@@ -71,7 +71,9 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
 
     def choose() -> None:
         for hashes in asked:
-            policy.rank(RequestView(num_blocks * BLOCK_TOKENS, hashes, sketch.match(hashes)), views, random)
+            matched = sketch.match(hashes)
+            view = RequestView(num_blocks * BLOCK_TOKENS, hashes, matched, sketch.users(hashes, matched))
+            policy.rank(view, views, random)
 
     def book() -> None:
         for number, hashes in enumerate(asked):

@@ -57,7 +57,7 @@ class TestCost:
         assert cost_of(request(640, [10, 10]), full, worker(1)) == pytest.approx([2.5 * 640 * (5 / (32 + 2)) ** 3, 0])
 
     def test_users_take_away_what_a_match_is_worth(self) -> None:
-        view = RequestView(640, request(640).block_hashes, [10, 10, 10], {0: 12, 1: 36})
+        view = RequestView(640, request(640).block_hashes, [10, 10, 10], {0: 8, 1: 24})
         assert cost_of(view, worker(0), worker(1), worker(2)) == pytest.approx([320, 576, 0])
 
     def test_computing_costs_more_where_more_is_cached_by_others(self) -> None:
