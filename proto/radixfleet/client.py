@@ -41,6 +41,7 @@ from radixfleet.channel import open_channel
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
+from radixfleet.endpoint import Endpoint
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
 from radixfleet.retry import RetryPolicy
 from radixfleet.status import error_from_rpc
@@ -54,15 +55,19 @@ class Client:
 
     def __init__(
         self,
-        address: str,
+        target: str | Endpoint,
         *,
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """`address`: host:port. `timeout_s`: for calls that are given none; None waits forever."""
-        self._channel = open_channel(address)
+        """`target`: host:port, or an Endpoint where TLS or a key is needed.
+
+        `timeout_s`: for calls that are given none; None waits forever. Raises UnusableFile when the endpoint's
+        certificates cannot be read.
+        """
+        self._channel = open_channel(target)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._fleet = fleet_pb2_grpc.FleetStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerStub(self._channel)
