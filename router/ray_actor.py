@@ -15,6 +15,7 @@ import ray
 import structlog
 
 from radixfleet.address import is_wildcard
+from radixfleet.lifeline import exit_with_parent
 from radixfleet.membership import MemberReport, Phase
 from radixfleet.settings import SettingsError, load
 from radixfleet.telemetry import setup_logging
@@ -38,6 +39,7 @@ class RouterActor:
         self._draining: asyncio.Task[None] | None = None
         self._node_id = ray.get_runtime_context().get_node_id()
         self._life = asyncio.get_running_loop().create_task(self._live(), name="router")
+        self._lifeline = asyncio.get_running_loop().create_task(exit_with_parent(), name="lifeline")
 
     async def report(self, routers: Sequence[str]) -> MemberReport:
         """How the router is. `routers`: where all routers are; this one needs no others."""

@@ -16,6 +16,7 @@ import structlog
 
 from radixfleet.address import is_wildcard
 from radixfleet.errors import RadixfleetError
+from radixfleet.lifeline import exit_with_parent
 from radixfleet.membership import WORKER_SLOT, MemberReport, Phase
 from radixfleet.settings import SettingsError, load
 from radixfleet.telemetry import setup_logging
@@ -59,6 +60,7 @@ class WorkerActor:
         self._following: asyncio.Task[None] | None = None
         self._node_id = ray.get_runtime_context().get_node_id()
         self._life = asyncio.get_running_loop().create_task(self._live(), name="worker")
+        self._lifeline = asyncio.get_running_loop().create_task(exit_with_parent(), name="lifeline")
 
     async def report(self, routers: Sequence[str]) -> MemberReport:
         """How the worker is. `routers`: where it shall be registered from now on."""

@@ -18,6 +18,7 @@ from deploy.fleet.control import Control
 from deploy.fleet.ray_hosting import RayHosting
 from deploy.fleet.ray_store import RayStore
 from radixfleet.clock import MonotonicClock
+from radixfleet.lifeline import exit_with_parent
 from radixfleet.telemetry import setup_logging
 
 _PAUSE_S = 1.0
@@ -33,6 +34,7 @@ class Supervisor:
         setup_logging()
         self._control = Control(RayHosting(), RayStore(), MonotonicClock())
         self._life = asyncio.get_running_loop().create_task(self._live(), name="control")
+        self._lifeline = asyncio.get_running_loop().create_task(exit_with_parent(), name="lifeline")
 
     async def apply(self, text: str) -> None:
         """Want what a fleet.yaml says."""

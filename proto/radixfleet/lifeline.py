@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -24,3 +25,15 @@ def die_with_parent(parent_pid: int) -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent_pid:
         sys.exit("the process that started this one is gone")
+
+
+async def exit_with_parent(period_s: float = 1.0) -> None:
+    """End this process at once when the one that started it has ended; runs until cancelled.
+
+    For a parent that starts children from threads which come and go, so that `die_with_parent` would be wrong: Ray's
+    raylet. Ray's own check takes a dead raylet that nobody has reaped for a living one, as in containers without an init.
+    """
+    parent_pid = os.getppid()
+    while os.getppid() == parent_pid:  # noqa: ASYNC110  nothing tells
+        await asyncio.sleep(period_s)
+    os._exit(1)

@@ -1,9 +1,9 @@
-"""Several "hosts" on this machine, joined by a bridge: namespaces, each with an address, a home, and sshd with key login.
+"""Several "hosts" on this machine, joined by a bridge: namespaces, each with an address, a home and sshd.
 
     hosts (10.77.0.1, 10.77.0.2, ...) -- veth -- bridge -- the namespace in which `ray up` is run (10.77.0.254)
 
-Everything lies in one outer pair of network and PID namespaces, so that the machine itself notices nothing, and all of it
-ends with the block. Needs root, and the Debian packages openssh-server, rsync and iproute2.
+Everything lies in one outer pair of network and PID namespaces, so that the machine itself notices nothing, and all
+of it ends with the block. Needs root, and the Debian packages openssh-server, rsync and iproute2.
 """
 
 from __future__ import annotations

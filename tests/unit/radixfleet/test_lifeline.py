@@ -45,3 +45,34 @@ def test_killing_the_parent_ends_the_child_although_its_stdin_stays_open() -> No
     os.close(ours)
     os.close(theirs)
     assert survivors == []
+
+
+WATCHER = """
+import asyncio
+from radixfleet.lifeline import exit_with_parent
+
+async def main():
+    print("watching", flush=True)
+    await exit_with_parent(0.01)
+
+asyncio.run(main())
+"""
+STARTER = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {WATCHER!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_child_that_watches_its_parent_ends_after_it_though_nobody_has_reaped_that_one() -> None:
+    """A raylet is killed where no init reaps it: a zombie is no parent."""
+    parent = subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    _, survivors = psutil.wait_procs([child], timeout=10)
+    assert parent.returncode is None, "not reaped so far"
+    parent.communicate()
+    assert survivors == []
