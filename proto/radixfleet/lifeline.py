@@ -31,7 +31,8 @@ async def exit_with_parent(period_s: float = 1.0) -> None:
     """End this process at once when the one that started it has ended; runs until cancelled.
 
     For a parent that starts children from threads which come and go, so that `die_with_parent` would be wrong: Ray's
-    raylet. Ray's own check takes a dead raylet that nobody has reaped for a living one, as in containers without an init.
+    raylet. Ray's own check takes a dead raylet for a living one while nobody has reaped it, as in containers without an
+    init.
     """
     parent_pid = os.getppid()
     while os.getppid() == parent_pid:  # noqa: ASYNC110  nothing tells

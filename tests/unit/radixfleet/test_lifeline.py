@@ -9,6 +9,9 @@ import sys
 import psutil
 import pytest
 
+from tests.support.processes import survivors
+from tests.support.waiting import until
+
 CHILD = """
 import sys, time
 from radixfleet.lifeline import die_with_parent
@@ -66,13 +69,12 @@ sys.stdin.read()
 """
 
 
-def test_a_child_that_watches_its_parent_ends_after_it_though_nobody_has_reaped_that_one() -> None:
+async def test_a_child_that_watches_its_parent_ends_after_it_though_nobody_has_reaped_that_one() -> None:
     """A raylet is killed where no init reaps it: a zombie is no parent."""
     parent = subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
-    _, survivors = psutil.wait_procs([child], timeout=10)
+    await until(lambda: not survivors([child]), "the child has ended")
     assert parent.returncode is None, "not reaped so far"
     parent.communicate()
-    assert survivors == []
