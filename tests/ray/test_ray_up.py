@@ -118,7 +118,7 @@ def test_a_cluster_comes_up_with_its_fleet_takes_orders_and_goes(files: Path) ->
 
         def ours() -> str:
             return "".join(
-                network.ssh(address, "pgrep -af 'raylet|gcs_server|worker.engine|Actor' || true")
+                network.ssh(address, "pgrep -af 'rayle[t]|gcs_serve[r]|worker.engin[e]|Acto[r]' || true")
                 for address in network.addresses
             )
 
