@@ -10,6 +10,7 @@ A router that does not answer is asked again and again; what it said last stays 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 from collections import deque
@@ -73,6 +74,8 @@ class Top:
             with pressed(terminal, self._on_key), Live(console=console, screen=True, auto_refresh=False) as live:
                 while not self.view.is_over:
                     self._stirred.clear()
+                    # The terminal's own word: COLUMNS, where a shell exports it, does not follow a change of size.
+                    console.size = os.get_terminal_size(terminal)
                     width, height = console.size
                     live.update(screen(self.frame, self.view, width=width, height=height), refresh=True)
                     await self._stirred.wait()

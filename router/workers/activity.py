@@ -91,8 +91,14 @@ class WorkerActivity(Activity):
         self._told = PromptTokens()
 
     def heard(self, read: Callable[[], Totals]) -> None:
-        """The worker's totals came; `read` makes them out of the wire's form when they are wanted."""
-        self._heard = read
+        """The worker's totals came; `read` makes them out of the wire's form when they are wanted.
+
+        The first word of a worker is where counting begins.
+        """
+        if self._last is None:
+            self._last = read()
+        else:
+            self._heard = read
 
     def restarted(self) -> None:
         """The worker's engine is a new one, and counts from 0. Call it before the new one's totals are heard."""
@@ -106,11 +112,11 @@ class WorkerActivity(Activity):
         )
 
     def take(self) -> tuple[Totals, PromptTokens]:
-        """What is new since the last call. The first word of a worker is where counting begins."""
+        """What is new since the last call."""
         grown = Totals()
-        if self._heard is not None:
+        if self._heard is not None and self._last is not None:
             now = self._heard()
-            grown = increase(now, self._last) if self._last is not None else grown
+            grown = increase(now, self._last)
             self._heard, self._last = None, now
         asked, self._told = prompt_increase(self._asked, self._told), self._asked
         return grown, asked

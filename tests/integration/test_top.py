@@ -25,6 +25,8 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(90)
 
+ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
+"""Shells that export COLUMNS do not change it when the window changes."""
 TOP = (sys.executable, "-m", "deploy.cli", "top")
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -67,7 +69,12 @@ async def on_terminal(*arguments: str, width: int = 80, height: int = 24) -> Asy
     fcntl.ioctl(controller, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     os.set_blocking(controller, False)
     process = await asyncio.create_subprocess_exec(
-        *TOP, *arguments, stdin=terminal, stdout=terminal, stderr=terminal, env=os.environ | {"TERM": "xterm-256color"}
+        *TOP,
+        *arguments,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        env=ENVIRONMENT,
     )
     before = termios.tcgetattr(terminal)
     shown = Terminal(process, controller)

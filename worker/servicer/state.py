@@ -265,5 +265,5 @@ class StateFeed:
             load=convert.load_to_pb(report.load if report is not None else Load()),
             capacity=convert.capacity_to_pb(ready.capacity) if ready is not None else None,
             advice=self.advice,
-            totals=convert.totals_to_pb(self._totals.totals(report.counters)) if report is not None else None,
+            totals=convert.totals_to_pb(self._totals.totals(report.counters if report is not None else {})),
         )

@@ -525,7 +525,7 @@ class StateUpdate(_message.Message):
 
     @_builtins.property
     def totals(self) -> Global___Totals:
-        """Absent while the engine is loading."""
+        """In every update."""
 
     def __init__(
         self,

@@ -48,6 +48,14 @@ def test_the_first_word_of_a_worker_is_where_counting_begins():
     assert fleet.generated() == (50, 50)
 
 
+def test_what_comes_between_the_first_word_and_the_first_tick_counts():
+    fleet = Fleet()
+    fleet.workers[0].says(1_000)
+    fleet.workers[0].says(1_007)
+    fleet.tick()
+    assert fleet.generated() == (7, 7)
+
+
 def test_the_short_stretch_forgets_before_the_long_one():
     fleet = Fleet()
     for second in range(1, 31):
@@ -102,6 +110,7 @@ def test_prompts_are_counted_where_they_ran_and_in_the_fleet():
 
 def test_totals_are_read_once_a_tick_however_many_came():
     fleet = Fleet()
+    fleet.workers[0].says(0)
     reads: list[int] = []
     for number in range(5):
         fleet.workers[0].activity.heard(lambda number=number: reads.append(number) or Totals(requests=number))
