@@ -49,14 +49,14 @@ class Admission:
         if seats < 1 or not self._may_go_on(budget):
             self._note_lack_of_rows()
             return admitted
-        runs = dict(running)
-        forecast = self._forecast(runs.values())
+        unfilled = [request for request in running.values() if not request.is_filled]
+        forecast = self._forecast(running.values())
         misses = 0
         for request in self.queue.candidates(self._cached_tokens, is_still_held):
-            piece = self._try(request, runs, forecast, budget, is_first=step_is_empty and not admitted)
+            piece = self._try(request, unfilled, forecast, budget, is_first=step_is_empty and not admitted)
             if piece is not None:
                 admitted.append(piece)
-                runs[request.uid] = request
+                unfilled.append(request)
                 budget -= piece.length
             elif request.waits_for is not None:
                 misses += 1
@@ -84,11 +84,11 @@ class Admission:
             self.blocked = self.queue.first
 
     def _try(
-        self, request: Request, runs: Mapping[int, Request], forecast: Forecast, budget: int, *, is_first: bool
+        self, request: Request, unfilled: list[Request], forecast: Forecast, budget: int, *, is_first: bool
     ) -> Piece | None:
-        """Admit `request` beside `runs`, or leave everything as it was."""
+        """Admit `request`, or leave everything as it was. `unfilled`: those whose prompts are being computed."""
         match = self._match(request)
-        request.waits_for = sibling(request, match.length, runs.values(), self._limits)
+        request.waits_for = sibling(request, match.length, unfilled, self._limits)
         if request.waits_for is not None:
             return None
         piece = next_chunk(request, match.length, budget, self._limits.page_size, is_first=is_first)

@@ -72,6 +72,8 @@ class Forecast:
         self._page_size = page_size
         self._share = share
         self._facts: list[_Facts] = []
+        self._all = np.empty((0, 4), np.int64)
+        """The same of those that came by `add_all`."""
         self.own_pages = 0
         """Pages that the requests own now."""
 
@@ -84,7 +86,7 @@ class Forecast:
         """All of them, which hold what they own. One loop over plain attributes: it runs for each plan that looks at
         the queue, and a call or two for each request would take longer than all that follows.
         """
-        page_size, facts = self._page_size, self._facts
+        page_size, facts = self._page_size, []
         for request in requests:
             held = request.holding
             assert held is not None
@@ -93,12 +95,14 @@ class Forecast:
                 own_pages += sum(map(len, held.duplicates))
             self.own_pages += own_pages
             facts.append((own_pages, request.planned, len(request.fill_ids), request.final_tokens))
+        self._all = np.array(facts, np.int64).reshape(-1, 4)
 
     def peak_pages(self) -> int:
         """The most pages that they will own together."""
-        if not self._facts:
+        if not self._facts and not len(self._all):
             return 0
-        own, planned, filled, final = np.array(self._facts).T
+        added = np.array(self._facts, np.int64).reshape(-1, 4)
+        own, planned, filled, final = np.concatenate([self._all, added]).T
         length = np.maximum(planned, filled)
         to_come = np.ceil((final - length) * self._share).astype(np.int64)
         longest_first = np.argsort(-to_come, kind="stable")
