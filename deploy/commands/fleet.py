@@ -132,8 +132,8 @@ def scale(model: str, workers: str, address: str, timeout_s: float, *, wait: boo
     radixfleet fleet scale demo 4
     radixfleet fleet scale demo 2-8
     """
-    low, _, high = workers.partition("-")
-    if not low.isdecimal() or not (high or low).isdecimal():
+    low, dash, high = workers.partition("-")
+    if not low.isdecimal() or (dash and not high.isdecimal()):
         raise click.UsageError(f"write a number of workers, or MIN-MAX; got {workers!r}")
     return _order(address, wait, timeout_s, "scale", model, int(low), int(high or low))
 

@@ -37,7 +37,7 @@ with connected("auto"):
     for line in sys.stdin:
         method, arguments, options = json.loads(line)
         found = cluster.status() if method == "status" else cluster.order(method, *arguments, **options)
-        print(json.dumps(found), flush=True)
+        print("ANSWER", json.dumps(found), flush=True)
 """
 
 
@@ -139,9 +139,11 @@ class RayHost:
 
         def order(method: str, *arguments: object, **options: object) -> Any:
             print(json.dumps([method, arguments, options]), file=process.stdin, flush=True)
-            answer = process.stdout.readline()
-            assert answer, (self.files / "console.log").read_text()
-            return json.loads(answer)
+            for line in process.stdout:
+                word, _, answer = line.partition(" ")
+                if word == "ANSWER":  # Ray has its own things to say
+                    return json.loads(answer)
+            raise AssertionError((self.files / "console.log").read_text())
 
         try:
             yield order

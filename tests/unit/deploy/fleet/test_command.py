@@ -1,0 +1,104 @@
+"""`radixfleet fleet` before it reaches a cluster, and what it prints of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from deploy.commands.fleet import fleet
+from deploy.fleet.spec import EXAMPLE
+from deploy.fleet.tables import members_table, models_table, notes
+
+
+def test_init_prints_an_example_that_apply_would_take(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(fleet, ["init"])
+    assert (printed.exit_code, printed.output) == (0, EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["scale", "demo", "many"], "write a number of workers, or MIN-MAX; got 'many'"),
+        (["scale", "demo", "2-"], "write a number"),
+        (["drain"], "name workers, or one --node"),
+        (["drain", "m-0", "--node", "n"], "name workers, or one --node"),
+        (["drain", "--undo"], "name workers, or one --node"),
+        (["restart"], "Missing argument"),
+    ],
+)
+def test_wrong_usage_is_told_before_any_cluster_is_asked(arguments: list[str], said: str) -> None:
+    told = CliRunner().invoke(fleet, arguments)
+    assert told.exit_code == 2
+    assert said in told.output
+
+
+def test_a_wrong_file_is_refused_before_any_cluster_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("models: {m: {workers: 1, settings: {model: demo, pagesize: 1}}}")
+    refused = CliRunner().invoke(fleet, ["apply", str(path)])
+    assert refused.exit_code == 2
+    assert "pagesize" in refused.output
+    assert "did you mean page_size?" in refused.output
+
+
+def member(**fields: Any) -> dict[str, Any]:
+    defaults = {
+        "name": "m-0",
+        "group": "m",
+        "phase": "serving",
+        "phase_s": 12.0,
+        "address": "10.0.0.2:7080",
+        "node_id": "n1",
+        "running_requests": 3,
+        "message": "",
+        "current": True,
+        "needs": {"GPU": 1.0},
+        "leaving": False,
+        "restarting": False,
+    }
+    return defaults | fields
+
+
+def status(*members: dict[str, Any], cordoned: bool = False) -> dict[str, Any]:
+    node = {
+        "id": "n1",
+        "address": "10.0.0.2",
+        "alive": True,
+        "cordoned": cordoned,
+        "resources": {"GPU": 1.0, "memory": 9},
+    }
+    counts = {"serving": 1, "wanted": 2, "min": 1, "max": 4, "running_requests": 3, "queued_requests": 5}
+    return {"models": {"m": counts}, "members": list(members), "nodes": [node]}
+
+
+def printed(table: object) -> str:
+    console = Console(width=150)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_tables_tell_where_each_member_is_and_what_becomes_of_it() -> None:
+    shown = printed(
+        members_table(
+            status(member(), member(name="m-1", phase="draining", leaving=True), member(name="m-2", current=False))
+        )
+    )
+    assert "m-0    serving                  12 s 10.0.0.2:7080 10.0.0.2" in shown
+    assert "draining (leaving)" in shown
+    assert "serving (to be replaced)" in shown
+    assert "1-4" in printed(models_table(status()))
+
+
+def test_notes_say_what_a_waiting_worker_needs_and_how_a_node_is_opened_again() -> None:
+    waiting = member(name="m-1", phase="pending", phase_s=60.0, node_id="")
+    lines = notes(status(member(message="use a smaller chunk"), waiting, cordoned=True))
+    assert lines == [
+        "m-0: use a smaller chunk",
+        "m-1 waits for a node that has GPU: 1 to spare; the cluster has GPU: 1 in all",
+        "node 10.0.0.2 is cordoned: `radixfleet fleet drain --node 10.0.0.2 --undo` ends it",
+    ]
