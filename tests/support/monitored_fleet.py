@@ -31,6 +31,14 @@ from worker.runner.sim import CostModel
 
 RULES = Path(deploy.monitoring.__file__).parent / "files" / "rules" / "radixfleet.yml"
 _POLL_S = 0.25
+_HAPPENED = (
+    "radixfleet:hit_rate:ratio5m > 0",
+    "sum(rate(radixfleet_router_queue_seconds_count[10s])) > 0",
+    "sum(rate(radixfleet_router_tokenize_seconds_count[10s])) > 0",
+    "sum(rate(radixfleet_worker_inter_token_seconds_count[10s])) > 0",
+    "sum(radixfleet_worker_evicted_blocks_total) > 0",
+)
+"""A request waited in the router, prefixes were evicted, and so on; lately, where panels show rates."""
 _SHARED_TOKENS, _OWN_TOKENS, _ANSWER_TOKENS = 512, 100, 12
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 _COST = CostModel(step_s=5e-4, prefill_token_s=2e-6, decode_token_s=1e-5)
@@ -61,7 +69,7 @@ class Recording:
         return self.prometheus.query(substituted(expr), self.ended_s)
 
 
-def substituted(expr: str, *, interval: str = "4s") -> str:
+def substituted(expr: str, *, interval: str = "10s") -> str:
     """An expression as Grafana sends it, with "All" chosen everywhere."""
     for name in ("$model", "$worker", "$router"):
         expr = expr.replace(f'"{name}"', '".*"')
@@ -70,7 +78,7 @@ def substituted(expr: str, *, interval: str = "4s") -> str:
 
 def quick_engine() -> EngineHandle:
     """In this process, with a small pool and short steps."""
-    return InlineEngine(sim_runner(kv_tokens=3072, max_running_requests=4, cost=_COST))
+    return InlineEngine(sim_runner(kv_tokens=3072, max_running_requests=2, cost=_COST))
 
 
 @contextmanager
@@ -91,8 +99,9 @@ async def _observe(
         prometheus = await asyncio.to_thread(stack.enter_context, running_prometheus(_config(router, scrape_s)))
         began_s = time.time()
         async with Client(router.address, timeout_s=60) as client:
-            for phase in phases:
-                await _load(client, prometheus, phase)
+            for phase in phases[:-1]:
+                await _load(client, phase)
+            await _load(client, phases[-1], lambda: _scraped_enough(prometheus))
         return began_s, time.time(), prometheus
 
 
@@ -101,7 +110,9 @@ async def _fleet(engine: Callable[[], EngineHandle]) -> AsyncIterator[Router]:
     async with (
         sim_worker(engine=engine(), worker_id="worker-0") as first,
         sim_worker(engine=engine(), worker_id="worker-1") as second,
-        running_router(settings(workers=(first.address, second.address)), random=Random(1)) as router,
+        running_router(
+            settings(workers=(first.address, second.address), heartbeat_timeout_s=30.0), random=Random(1)
+        ) as router,
     ):
         await until(lambda: sum(not state.ineligible_reason for state in router.registry.workers) == 2)
         yield router
@@ -117,8 +128,8 @@ def _config(router: Router, scrape_s: float) -> dict[str, Any]:
     return config
 
 
-async def _load(client: Client, prometheus: Prometheus, phase: Phase) -> None:
-    """Clients ask until the time is over and every target was scraped often enough for a rate."""
+async def _load(client: Client, phase: Phase, is_enough: Callable[[], bool] = lambda: True) -> None:
+    """Clients ask until the time is over and, asked in a thread, it is enough."""
     random = Random(1)
     prefixes = [_text(random, _SHARED_TOKENS) for _ in range(phase.prefixes)]
     is_over = asyncio.Event()
@@ -133,7 +144,7 @@ async def _load(client: Client, prometheus: Prometheus, phase: Phase) -> None:
             group.create_task(ask())
         await asyncio.sleep(phase.seconds)
         async with asyncio.timeout(60):
-            while not await asyncio.to_thread(_scraped_enough, prometheus):  # noqa: ASYNC110  only asking tells
+            while not await asyncio.to_thread(is_enough):  # noqa: ASYNC110  only asking tells
                 await asyncio.sleep(_POLL_S)
         is_over.set()
 
@@ -143,6 +154,6 @@ def _text(random: Random, tokens: int) -> str:
 
 
 def _scraped_enough(prometheus: Prometheus) -> bool:
-    """Whether all three targets were scraped at least eight times, and rules evaluated since."""
+    """Whether all three targets were scraped at least eight times, and what the load is for was seen to happen."""
     scrapes = prometheus.query('count_over_time(up{job="radixfleet"}[5m])')
-    return len(scrapes) == 3 and min(scrapes) >= 8 and bool(prometheus.query("radixfleet:hit_rate:ratio5m"))
+    return len(scrapes) == 3 and min(scrapes) >= 8 and all(map(prometheus.query, _HAPPENED))
