@@ -39,7 +39,8 @@ def main() -> None:
     load = float(sys.argv[2]) if len(sys.argv) > 2 else 0.8
     policies = [make_policy(name) for name in ("min_cost", "sglang", "linear", "round_robin")]
     policies += [backlog(0.1), backlog(0.3), backlog(1.0), falling(1.0), product(), predicted_ttft()]
-    policies += [AffinityGate(), TwoHashes(), weighted(0.2, 1 / 16), weighted(0.2, 1 / 8), relative(0.2, 1, 8)]
+    policies += [AffinityGate(), TwoHashes(), relative(0.2, 1, 8)]
+    policies += [weighted(0.2, 1 / 32), weighted(0.2, 1 / 16), weighted(0.2, 1 / 8)]
     for workload in WORKLOADS:
         experiment = Experiment(workload, workers=workers, load=load, kv_tokens=100_000, requests=100 * workers)
         arrivals = experiment.arrivals()
