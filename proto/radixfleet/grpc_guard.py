@@ -19,7 +19,7 @@ from radixfleet.keyed_channel import KEY_HEADER
 from radixfleet.status import abort_with
 
 _OPEN_SERVICES = frozenset({"grpc.health.v1.Health"})
-_ADMIN_SERVICES = frozenset({"radixfleet.v1.Fleet", "radixfleet.v1.Worker"})
+_ADMIN_SERVICES = frozenset({"radixfleet.v1.Fleet", "radixfleet.v1.Worker", "sglang.grpc.scheduler.SglangScheduler"})
 _CLIENT_METHODS = frozenset(
     {
         "/radixfleet.v1.Fleet/Route",

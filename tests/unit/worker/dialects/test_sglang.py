@@ -23,6 +23,8 @@ from smg_grpc_proto.generated import (
 )
 
 from radixfleet.channel import open_channel
+from radixfleet.grpc_guard import door_of
+from radixfleet.guard import Door
 from radixfleet.text import Tokenizer
 from radixfleet.types import ChatMessage, ChatPrompt
 from radixfleet.v1 import inference_pb2_grpc
@@ -324,3 +326,11 @@ def test_a_model_without_a_chat_template_has_none_in_its_archive() -> None:
     with zipfile.ZipFile(io.BytesIO(tokenizer_archive(byte_spec(chat_template=None), max_context_tokens=9))) as archive:
         assert "chat_template.jinja" not in archive.namelist()
         assert "chat_template" not in json.loads(archive.read("tokenizer_config.json"))
+
+
+@pytest.mark.parametrize(
+    "method", [method.name for method in pb.DESCRIPTOR.services_by_name["SglangScheduler"].methods]
+)
+def test_a_guarded_worker_opens_the_whole_dialect_to_admins_alone(method: str) -> None:
+    """KV events hold the tokens of everyone's prompts, and an abort knows no owner."""
+    assert door_of(f"/sglang.grpc.scheduler.SglangScheduler/{method}") is Door.ADMIN

@@ -1,0 +1,87 @@
+"""What the runs with other gateways and engines have in common: environments, processes, waiting, remarks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ENVIRONMENTS = Path.home() / ".cache" / "radixfleet" / "interop"
+_INSTALL_S = 1800.0
+_POLL_S = 0.2
+
+
+def environment(folder: Path, *steps: Sequence[str]) -> Path:
+    """The interpreter of an environment in `folder`, made once. `steps`: arguments of `pip install`, in order."""
+    python, stamp = folder / "bin" / "python", folder / "installed.txt"
+    wanted = "\n".join(" ".join(step) for step in steps)
+    if not stamp.exists() or stamp.read_text() != wanted:
+        say(f"installing into {folder}")
+        if not python.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=_INSTALL_S)
+        for step in steps:
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *step], check=True, timeout=_INSTALL_S)
+        stamp.write_text(wanted)
+    return python
+
+
+@contextmanager
+def process(
+    command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with the block; what it prints goes to `log`."""
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
+        )
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def worker_command(model: str, port: int, worker_id: str, *options: str) -> list[str]:
+    """One worker of ours."""
+    fixed = ["--port", str(port), "--metrics-port", "0", "--worker-id", worker_id, "--served-model-name", "tiny"]
+    return [sys.executable, "-m", "worker", "--model", model, *fixed, *options]
+
+
+def router_command(port: int, workers: Sequence[str], *options: str) -> list[str]:
+    """A router of ours."""
+    fixed = ["--port", str(port), "--metrics-port", "0", "--http-port", "-1", "--workers", ",".join(workers)]
+    return [sys.executable, "-m", "router", *fixed, *options]
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+    """Wait. AssertionError when it never comes true."""
+    ends_at_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > ends_at_s:
+            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}")
+        time.sleep(_POLL_S)
+
+
+def say(line: str) -> None:
+    """To the terminal."""
+    print(line, flush=True)

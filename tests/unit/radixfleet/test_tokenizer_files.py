@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import io
+import zipfile
+
+import pytest
+
+from radixfleet.tokenizer_files import spec_from_archive
+from tests.support.tiny_model import EOS_TOKEN_ID, tiny_model
+from worker.dialects.tokenizer_archive import tokenizer_archive
+from worker.model.tokenizer_files import load_tokenizer_spec
+
+
+def zipped(**files: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name.replace("__", "."), text)
+    return buffer.getvalue()
+
+
+def test_an_engine_that_sends_a_directorys_files_has_the_tokenizer_of_a_worker_that_reads_it() -> None:
+    directory = tiny_model()
+    read = load_tokenizer_spec(directory)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path in directory.iterdir():
+            if path.suffix == ".json":
+                archive.write(path, path.name)
+    sent = spec_from_archive(buffer.getvalue(), eos_token_ids=[EOS_TOKEN_ID], vocab_size=512)
+    assert sent.fingerprint() == read.fingerprint()
+
+
+def test_what_our_worker_sends_other_gateways_makes_its_own_tokenizer_again() -> None:
+    spec = load_tokenizer_spec(tiny_model())
+    data = tokenizer_archive(spec, max_context_tokens=4096)
+    again = spec_from_archive(data, eos_token_ids=spec.eos_token_ids, vocab_size=spec.vocab_size)
+    assert again == spec
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"no zip", "no zip"),
+        (zipped(config__json="{}"), "no tokenizer.json"),
+        (zipped(tokenizer__json="{}"), "cannot be read"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(data: bytes, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        spec_from_archive(data, eos_token_ids=[1], vocab_size=10)

@@ -1,0 +1,115 @@
+"""When an engine's events are the whole truth, and when they are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from smg_grpc_proto.generated import common_pb2 as pb
+
+from router.dialects.kv_events import KvEvents, _Resync
+
+
+def batch(sequence: int, *events: Any, **fields: Any) -> Any:
+    return pb.KvEventBatch(sequence_number=sequence, events=events, **fields)
+
+
+def stored(name: int, parent: int | None = None, **fields: Any) -> Any:
+    block = pb.KvBlock(block_hash=name, token_ids=[name % 7] * 64, block_size=64)
+    return pb.KvCacheEvent(stored=pb.KvBlocksStored(blocks=[block], parent_block_hash=parent, **fields))
+
+
+def snapshot(sequence: int, index: int, count: int, *events: Any, unknown: int = 0) -> Any:
+    about = pb.KvSnapshotChunk(index=index, count=count, unknown_before=unknown)
+    return batch(sequence, *events, snapshot=about)
+
+
+CLEARED = pb.KvCacheEvent(cleared=pb.KvCacheCleared())
+
+
+@pytest.fixture
+def events() -> KvEvents:
+    return KvEvents("engine", "model", lambda: None)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_publishers_first_batch_begins_the_truth(events: KvEvents, first: int) -> None:
+    events.take(batch(first, stored(1)))
+    assert (events.is_complete, events.generation, len(events.blocks)) == (True, 1, 1)
+    events.take(batch(first + 1, stored(-2, 1)))
+    assert (events.generation, len(events.blocks)) == (1, 2)
+
+
+def test_a_stream_joined_late_is_not_the_truth_until_all_is_cleared(events: KvEvents) -> None:
+    events.take(batch(40, stored(1)))
+    assert not events.is_complete
+    events.take(batch(41, stored(3, 2)))  # a parent from before: no fault
+    events.take(batch(42, CLEARED, stored(5)))
+    assert (events.is_complete, len(events.blocks)) == (True, 1)
+
+
+def test_a_snapshot_is_the_truth_when_its_last_chunk_is_there(events: KvEvents) -> None:
+    events.take(snapshot(8, 0, 2, CLEARED, stored(1)))
+    events.take(snapshot(9, 1, 2, stored(2, 1)))
+    assert (events.is_complete, len(events.blocks)) == (True, 2)
+    events.take(batch(10, stored(3, 2)))
+    assert len(events.blocks) == 3
+
+
+def test_a_snapshot_that_lacks_something_is_not_the_truth(events: KvEvents) -> None:
+    events.take(snapshot(9, 0, 1, CLEARED, stored(1), unknown=3))
+    assert not events.is_complete
+
+
+def test_a_later_snapshot_replaces_everything(events: KvEvents) -> None:
+    events.take(batch(0, stored(1), stored(2)))
+    events.take(snapshot(70, 0, 1, CLEARED, stored(3)))
+    assert (events.is_complete, len(events.blocks)) == (True, 1)
+
+
+def test_a_load_record_repeats_a_number_and_is_no_batch(events: KvEvents) -> None:
+    events.take(batch(0, stored(1)))
+    for _ in range(3):
+        events.take(batch(0, load=pb.EngineLoad(running_requests=4, load_only=True)))
+    events.take(batch(1, stored(2, 1)))
+    assert (events.load.running_requests, len(events.blocks)) == (4, 2)
+
+
+def test_a_load_record_before_the_first_batch_tells_nothing_of_the_cache(events: KvEvents) -> None:
+    events.take(batch(0, load=pb.EngineLoad(load_only=True)))
+    assert not events.is_complete
+    events.take(batch(0, stored(1)))
+    assert events.is_complete
+
+
+@pytest.mark.parametrize("sequence", [0, 2, 9])
+def test_a_number_out_of_turn_calls_for_all_of_it(events: KvEvents, sequence: int) -> None:
+    """Behaviour 50."""
+    events.take(batch(0, stored(1)))
+    with pytest.raises(_Resync):
+        events.take(batch(sequence, stored(2, 1)))
+
+
+def test_a_parent_that_was_never_told_calls_for_all_of_it(events: KvEvents) -> None:
+    events.take(batch(0, stored(1)))
+    with pytest.raises(_Resync):
+        events.take(batch(1, stored(3, 2)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tier": pb.KV_CACHE_TIER_HOST},
+        {"tier": pb.KV_CACHE_TIER_EXTERNAL},
+        {"locality": pb.KV_CACHE_LOCALITY_REMOTE},
+        {"group_idx": 1, "kv_cache_spec_kind": "sliding_window"},
+    ],
+)
+def test_what_is_not_on_the_device_or_makes_no_prefixes_does_not_count(
+    events: KvEvents, fields: dict[str, Any]
+) -> None:
+    events.take(batch(0, stored(1, tier=pb.KV_CACHE_TIER_DEVICE, group_idx=0, kv_cache_spec_kind="full_attention")))
+    events.take(batch(1, stored(2, 1, **fields)))
+    own = {name: value for name, value in fields.items() if name in ("tier", "locality", "group_idx")}
+    events.take(batch(2, pb.KvCacheEvent(removed=pb.KvBlocksRemoved(block_hashes=[1], **own))))
+    assert len(events.blocks) == 1
