@@ -22,7 +22,7 @@ from pathlib import Path
 from tests.support.tiny_model import tiny_model
 
 CONTEXT_TOKENS = 1_200_000
-_START_S = 90.0
+_START_S = 240.0
 _POLL_S = 0.2
 
 
