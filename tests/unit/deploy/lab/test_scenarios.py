@@ -6,7 +6,7 @@ import pytest
 
 from deploy.lab.simulation import Outage
 from loadtest.results import RunResult
-from loadtest.workloads import SharedPrefix, SiblingBursts
+from loadtest.workloads import Arrival, SharedPrefix, SiblingBursts
 from tests.support.lab_fleet import H100, arrivals_of, figures, fleet, run, shared
 
 
@@ -26,6 +26,12 @@ class TestHotPrefix:
     def test_stays_where_it_is_while_that_worker_has_little_to_do(self) -> None:
         """Another copy would cost a prefill and room in a second cache."""
         assert sorted(requests_by_worker(run(self.arrivals(4.0))))[:3] == [0, 0, 0]
+
+    def test_spreads_over_all_before_its_worker_is_full(self) -> None:
+        """Behaviour 47: as many prompts a second as need every worker's decoding."""
+        result = run(self.arrivals(80.0), policy="min_cost")
+        assert min(requests_by_worker(result)) >= 15, requests_by_worker(result)
+        assert figures(result).hit_rate > figures(result).ceiling - 0.05
 
 
 class TestSiblings:
@@ -60,6 +66,50 @@ class TestNewWorker:
         result = run(arrivals, outages=[Outage(3, 0.0, 1.0)])
         later = requests_by_worker(result, since_s=1.2)
         assert later[3] > 0.1 * sum(later), later
+
+    def test_relieves_the_others_though_they_hold_every_prefix(self) -> None:
+        """Behaviour 48: 12 prefixes, all warm on the three. What moves is computed once more, and pays."""
+        arrivals = shared(groups=12, per_group=50, prefix=1024, own=64, new=100, rate=200.0)
+        ours, theirs = (run(arrivals, policy=name, outages=[Outage(3, 0.0, 1.0)]) for name in ("min_cost", "sglang"))
+        later = requests_by_worker(ours, since_s=1.2)
+        assert later[3] > 0.15 * sum(later), later
+        assert figures(ours).ttft_s.mean < 0.8 * figures(theirs).ttft_s.mean
+
+    def test_gets_new_prefixes_first(self) -> None:
+        """Behaviour 48: nothing has to leave a cache for them there."""
+        arrivals = shared(groups=60, per_group=2, prefix=1024, own=64, new=32, rate=30.0)
+        result = run(arrivals, fleet(4, kv_tokens=60_000), outages=[Outage(3, 0.0, 2.0)])
+        soon = requests_by_worker(result, since_s=2.2, until_s=3.2)
+        assert soon[3] == max(soon), soon
+
+
+class TestReuse:
+    """Against the SGLang rule and round robin, where there is something to find."""
+
+    WORKLOADS = (
+        shared(groups=24, per_group=12, prefix=2048, own=64, new=64, rate=40.0),
+        arrivals_of(
+            SiblingBursts(
+                num_bursts=20, siblings=6, prefix_tokens=4096, unique_tokens=64, max_new_tokens=32, bursts_per_s=5.0
+            )
+        ),
+    )
+
+    @pytest.mark.parametrize("workload", WORKLOADS, ids=["prefixes", "bursts"])
+    def test_is_no_later_than_the_sglang_rule_and_far_sooner_than_round_robin(self, workload: list[Arrival]) -> None:
+        presets = fleet(4, kv_tokens=40_000)
+        ours, theirs, plain = (figures(run(workload, presets, name)) for name in ("min_cost", "sglang", "round_robin"))
+        assert ours.ttft_s.mean < 1.02 * theirs.ttft_s.mean
+        assert ours.ttft_s.mean < 0.6 * plain.ttft_s.mean
+        assert ours.output_tokens_per_s > 0.99 * max(theirs.output_tokens_per_s, plain.output_tokens_per_s)
+        assert ours.hit_rate > ours.ceiling - 0.01
+
+    def test_many_groups_at_once_are_dealt_evenly(self) -> None:
+        """The published experiment, smaller: nobody gets a group more than another, and no group is torn."""
+        arrivals = shared(groups=16, per_group=16, prefix=2048, own=128, new=32, rate=None)
+        result = run(arrivals)
+        assert requests_by_worker(result) == [64] * 4
+        assert figures(result).hit_rate == pytest.approx(figures(result).ceiling, abs=0.002)
 
 
 class TestMixedSpeeds:
