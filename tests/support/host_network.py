@@ -75,6 +75,7 @@ class HostNetwork:
     outer_pid: int
     files: Path
     addresses: list[str]
+    hosts: list[subprocess.Popen[bytes]]
 
     @classmethod
     @contextmanager
@@ -85,7 +86,7 @@ class HostNetwork:
         outer = _hold(
             ["unshare", "-n", "-p", "-m", "--fork", "--kill-child", "--mount-proc"], _OUTER.format(network=NETWORK)
         )
-        network = cls(psutil.Process(outer.pid).children()[0].pid, files, [])
+        network = cls(psutil.Process(outer.pid).children()[0].pid, files, [], [])
         try:
             for number in range(1, count + 1):
                 network._add(number)
@@ -93,6 +94,8 @@ class HostNetwork:
         finally:
             outer.kill()
             outer.communicate()
+            for host in network.hosts:
+                host.wait()
 
     def run(self, command: str, timeout_s: float = 300.0, *, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a shell command where an operator sits, beside the hosts."""
@@ -161,6 +164,8 @@ class HostNetwork:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
             )
+
+        self.hosts.append(host)
 
         def inner_pid() -> int | None:
             for process in psutil.process_iter(["cmdline"]):
