@@ -86,7 +86,9 @@ class Load:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._reader.join(90)
-        self._process.communicate(timeout=30)
+        self._process.wait(30)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def eligible_now(self) -> list[str]:
         """Workers that get requests, as the router last said."""

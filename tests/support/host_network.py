@@ -146,7 +146,7 @@ class HostNetwork:
         script.write_text(_INNER.format(address=address, network=NETWORK, number=number, home=home))
         enter = ["nsenter", "-t", str(self.outer_pid), "-n", "-p", "-m", "--"]
         with (self.files / f"host{number}.log").open("w") as log:
-            subprocess.Popen(
+            host = subprocess.Popen(
                 [
                     *enter,
                     "unshare",
