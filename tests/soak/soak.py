@@ -32,6 +32,7 @@ import psutil
 
 from deploy.local_fleet import FleetSpec, LocalFleet
 from radixfleet.client import Client
+from radixfleet.errors import RadixfleetError
 from radixfleet.types import WorkerStatus
 from tests.soak.clients import Soaker
 from tests.support.tiny_model import tiny_model
@@ -89,11 +90,16 @@ def resident(fleet: LocalFleet) -> dict[str, int]:
     return {name: process.memory_info().rss for name, process in roles(fleet).items()}
 
 
-async def kill_now_and_then(fleet: LocalFleet, random: Random, until_s: float) -> int:
-    """Kill an engine or a runner every `KILL_EVERY_S`; how many were."""
+async def kill_now_and_then(fleet: LocalFleet, client: Client, random: Random, until_s: float) -> int:
+    """Kill an engine or a runner every `KILL_EVERY_S`, once all have healed from the last; how many were.
+
+    A worker whose processes do not live from one start to the next gives up, as it should: that is not tested here.
+    """
     killed = 0
     while asyncio.get_running_loop().time() + KILL_EVERY_S < until_s:
         await asyncio.sleep(KILL_EVERY_S)
+        if not all(entry.status is WorkerStatus.SERVING for entry in await client.list_workers()):
+            continue
         victims = [process for name, process in roles(fleet).items() if name.endswith("_process")]
         if victims:
             with suppress(psutil.NoSuchProcess):
@@ -129,7 +135,11 @@ async def answers(workers: dict[str, str]) -> list[str]:
     problems = []
     for worker_id, address in workers.items():
         async with Client(address, timeout_s=30) as client:
-            done = await client.complete([7, 8, 9], max_new_tokens=5, ignore_eos=True)
+            try:
+                done = await client.complete([7, 8, 9], max_new_tokens=5, ignore_eos=True)
+            except RadixfleetError as error:
+                problems.append(f"{worker_id} does not answer: {error}")
+                continue
             if len(done.token_ids) != 5:
                 problems.append(f"{worker_id} gave {len(done.token_ids)} tokens of 5")
     return problems
@@ -157,7 +167,7 @@ async def soak(fleet: LocalFleet, faults: Path, minutes: float, seed: int) -> bo
         workers = {str(entry.worker_id): entry.address for entry in await client.list_workers()}
         soaker = Soaker(fleet.endpoint, workers, seed)
         load = [asyncio.create_task(soaker.run(began_s + length_s)) for _ in range(NUM_CLIENTS)]
-        killed = await kill_now_and_then(fleet, Random(seed), began_s + KILLS_UNTIL * length_s)
+        killed = await kill_now_and_then(fleet, client, Random(seed), began_s + KILLS_UNTIL * length_s)
         await asyncio.sleep(began_s + MEMORY_FROM * length_s - loop.time())
         before = resident(fleet)
         await asyncio.gather(*load)
@@ -169,7 +179,8 @@ async def soak(fleet: LocalFleet, faults: Path, minutes: float, seed: int) -> bo
         verdict.say(f"injected: {', '.join(f'{count} {kind}' for kind, count in failures.items())}", missing)
         outcomes = ", ".join(f"{count} {name}" for name, count in soaker.outcomes.most_common())
         verdict.say(f"outcomes: {outcomes}; {killed} processes killed", soaker.faults)
-        verdict.say("healed", await answers(workers))
+        now = {str(entry.worker_id): entry.address for entry in await client.list_workers()}
+        verdict.say("healed", await answers(now))
         verdict.say("empty", left_over)
         sizes = ", ".join(f"{name} {size >> 20}" for name, size in after.items())
         verdict.say(f"flat (MiB: {sizes})", growth(before, after))
