@@ -11,6 +11,9 @@ from typing import Literal, TypeAlias
 
 from radixfleet.types import Capacity, Load
 
+WORKER_SLOT = "worker_slot"
+"""Ray's resource of nodes without GPUs: as many as the node shall run workers."""
+
 Phase: TypeAlias = Literal["starting", "serving", "draining", "drained", "failed"]
 """Where a member is in its life.
 
