@@ -59,7 +59,7 @@ def gaps_of(result: RunResult) -> dict[float, int]:
 
 class TestLeaps:
     @pytest.mark.parametrize(
-        ("workload", "kv_tokens"), [(CHATS, 8_000), (BURSTS, 5_000), (TIGHT, 9_600)], ids=["chats", "bursts", "tight"]
+        ("workload", "kv_tokens"), [(CHATS, 8_000), (BURSTS, 5_000), (TIGHT, 5_600)], ids=["chats", "bursts", "tight"]
     )
     @pytest.mark.parametrize("truth", ["deltas", "receipts"])
     def test_make_no_difference(self, workload: Workload, kv_tokens: int, truth: str) -> None:

@@ -56,9 +56,10 @@ class TestCost:
         full = worker(0, running=3, waiting=1, max_running=4)
         assert cost_of(request(640, [10, 10]), full, worker(1)) == pytest.approx([2.5 * 640 * (5 / (32 + 2)) ** 3, 0])
 
-    def test_users_take_away_what_a_match_is_worth(self) -> None:
-        view = RequestView(640, request(640).block_hashes, [10, 10, 10], {0: 8, 1: 24})
-        assert cost_of(view, worker(0), worker(1), worker(2)) == pytest.approx([320, 576, 0])
+    def test_users_share_the_price_of_a_copy(self) -> None:
+        """Eight users for each of the two that hold all of it: half of what the others lack is theirs to pay."""
+        view = RequestView(640, request(640).block_hashes, [10, 10, 5, 0], {0: 16, 2: 1})
+        assert cost_of(view, *(worker(slot) for slot in range(4))) == pytest.approx([0, 0, 320 - 160, 640 - 320])
 
     def test_computing_costs_more_where_more_is_cached_by_others(self) -> None:
         pool = {"kv_tokens": 64_000}
