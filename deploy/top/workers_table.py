@@ -62,11 +62,11 @@ def workers_table(rows: Sequence[WorkerRow], view: View, *, width: int, selected
             overflow="ellipsis",
         )
     for index, row in enumerate(rows):
-        name, *others = _cells(row, widths)
+        worker, *others = _cells(row, widths)
         if index == selected:
-            name.stylize("reverse")
-            name.pad_right(widths.worker - len(name))
-        table.add_row(name, *others)
+            worker.stylize("reverse")
+            worker.pad_right(widths.worker - len(worker))
+        table.add_row(worker, *others)
     return table
 
 

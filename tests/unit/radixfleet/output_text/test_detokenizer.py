@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from tokenizers import Tokenizer
 
-from tests.support.token_texts import byte_fallback_tokenizer, byte_level_tokenizer, piece_ids
 from radixfleet.output_text.detokenizer import Detokenizer
+from tests.support.token_texts import byte_fallback_tokenizer, byte_level_tokenizer, piece_ids
 
 
 def detokenizer(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> Detokenizer:
