@@ -71,10 +71,11 @@ sys.stdin.read()
 
 async def test_a_child_that_watches_its_parent_ends_after_it_though_nobody_has_reaped_that_one() -> None:
     """A raylet is killed where no init reaps it: a zombie is no parent."""
-    parent = subprocess.Popen([sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
-    parent.kill()
-    await until(lambda: not survivors([child]), "the child has ended")
-    assert parent.returncode is None, "not reaped so far"
-    parent.communicate()
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        await until(lambda: not survivors([child]), "the child has ended", timeout_s=30)
+        assert parent.returncode is None, "not reaped so far"
