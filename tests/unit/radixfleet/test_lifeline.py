@@ -55,8 +55,10 @@ import asyncio
 from radixfleet.lifeline import exit_with_parent
 
 async def main():
+    watching = asyncio.create_task(exit_with_parent(0.01))
+    await asyncio.sleep(0)  # it has looked who the parent is
     print("watching", flush=True)
-    await exit_with_parent(0.01)
+    await watching
 
 asyncio.run(main())
 """
