@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -44,7 +45,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     async def Route(self, request: fleet_pb2.RouteRequest, context: Context) -> fleet_pb2.RouteResponse:
         """Choose a worker and book the request there; the client does the rest."""
-        prepared = await self._prompts.prepare(request.request)
+        prepared = replace(await self._prompts.prepare(request.request), look_aside=True)
         lease = await self._gate.enter(prepared, context.time_remaining)
         return fleet_pb2.RouteResponse(
             worker_id=lease.worker.worker_id,

@@ -1,13 +1,13 @@
 """The choice: which worker, booked in the same turn of the event loop, so the next choice already sees it.
 
 Nothing here waits. First the workers that can take the request at all (its model, its tokenizer, a context long
-enough), then the policy among them, then the lease.
+enough, for look-aside our own dialect), then the policy among them, then the lease.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from time import perf_counter
 from typing import Protocol
@@ -78,7 +78,7 @@ class Chooser:
     def choose(self, request: PreparedRequest, *, excluded: Collection[WorkerState] = ()) -> Lease:
         """Choose a worker not in `excluded` and book the request there. Raises Unavailable when there is none."""
         began_s = perf_counter()
-        workers = self._registry.group(request.model).suitable(request.prompt_tokens, request.fingerprint)
+        workers = self._suitable(request)
         if excluded:
             workers = [worker for worker in workers if worker not in excluded]
         view = self._view(request)
@@ -109,7 +109,7 @@ class Chooser:
     def is_saturated(self, request: PreparedRequest) -> bool:
         """Whether the request would wait on every worker that could get it. False when there is none at all."""
         is_served = False
-        for worker in self._registry.group(request.model).suitable(request.prompt_tokens, request.fingerprint):
+        for worker in self._suitable(request):
             view = worker.view
             if not view.unavailable:
                 if view.has_place(request.prompt_tokens):
@@ -135,6 +135,10 @@ class Chooser:
             ],
         )
 
+    def _suitable(self, request: PreparedRequest) -> Sequence[WorkerState]:
+        group = self._registry.group(request.model)
+        return group.suitable(request.prompt_tokens, request.fingerprint, look_aside=request.look_aside)
+
     def _view(self, request: PreparedRequest) -> RequestView:
         matched = self._sketch.match(request.block_hashes)
         users = self._sketch.users(request.block_hashes, matched)
@@ -143,7 +147,13 @@ class Chooser:
     def _nobody(self, request: PreparedRequest, workers: Sequence[WorkerState]) -> Unavailable:
         reasons = sorted(f"{worker.name}: {worker.ineligible_reason or 'no room'}" for worker in workers)
         known = f" ({', '.join(reasons[:5])})" if reasons else ""
-        return Unavailable(f"no worker can take a request for {request.model} now{known}", retry_after_s=RETRY_AFTER_S)
+        problem = f"no worker can take a request for {request.model} now{known}"
+        if request.look_aside and not workers and self._suitable(replace(request, look_aside=False)):
+            problem = (
+                f"{request.model} is served only by engines of other dialects, which clients cannot call directly: "
+                "send the request to the router (Inference.Generate), which translates"
+            )
+        return Unavailable(problem, retry_after_s=RETRY_AFTER_S)
 
 
 def _most_matched_tokens(view: RequestView, ranking: Ranking) -> int:

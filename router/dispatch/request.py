@@ -35,6 +35,8 @@ class PreparedRequest:
     """What the worker is sent: the prompt as packed token ids."""
     resumable: bool = False
     """When its worker is lost in the middle of the answer, another one may go on with it."""
+    look_aside: bool = False
+    """The client will call the worker itself, in our own dialect (`Fleet.Route`)."""
 
     @property
     def prompt_tokens(self) -> int:

@@ -116,7 +116,7 @@ class WorkerConnection:
     async def _ask(self) -> None:
         """Learn what the worker is, and have its tokenizer."""
         speaker, info = await self._informed()
-        facts = _facts(info)
+        facts = _facts(info, speaker.dialect)
         state = self.state
         if facts.model.tokenizer_fingerprint:
             await self._tokenizers.ensure(facts.model.tokenizer_fingerprint, speaker.tokenizer)
@@ -193,7 +193,7 @@ class WorkerConnection:
         return pause_s * self._random.uniform(0.5, 1.0)
 
 
-def _facts(info: worker_pb2.WorkerInfo) -> WorkerFacts:
+def _facts(info: worker_pb2.WorkerInfo, dialect: str) -> WorkerFacts:
     return WorkerFacts(
         worker_id=WorkerId(info.worker_id),
         incarnation=Incarnation(info.incarnation),
@@ -205,6 +205,7 @@ def _facts(info: worker_pb2.WorkerInfo) -> WorkerFacts:
         block_scheme=info.block_scheme,
         block_tokens=info.block_tokens,
         metrics_port=info.metrics_port,
+        dialect=dialect,
     )
 
 

@@ -18,11 +18,17 @@ class ModelGroup:
     """Of their tokenizers; more than one only while a fleet changes its model."""
     shortest_context: int = 0
 
-    def suitable(self, prompt_tokens: int, fingerprint: int | None) -> Sequence[WorkerState]:
-        """Workers that understand the tokens; if some have a context long enough, only those."""
+    def suitable(
+        self, prompt_tokens: int, fingerprint: int | None, *, look_aside: bool = False
+    ) -> Sequence[WorkerState]:
+        """Workers that understand the tokens; if some have a context long enough, only those.
+
+        `look_aside`: and that speak our own dialect, because the client calls them itself.
+        """
+        able = [worker for worker in self.workers if worker.is_native] if look_aside else self.workers
         if prompt_tokens < self.shortest_context and (fingerprint is None or self.fingerprints == {fingerprint}):
-            return self.workers
-        workers = [worker for worker in self.workers if worker.speaks(fingerprint)]
+            return able
+        workers = [worker for worker in able if worker.speaks(fingerprint)]
         roomy = [worker for worker in workers if worker.max_context_tokens > prompt_tokens]
         return roomy or workers
 

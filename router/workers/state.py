@@ -33,6 +33,8 @@ class WorkerFacts:
     block_tokens: int
     metrics_port: int = 0
     """Of its Prometheus endpoint; 0: none that it knows of."""
+    dialect: str = "native"
+    """What it speaks: see `Speaker.dialect`."""
 
     @property
     def comparable_blocks(self) -> bool:
@@ -94,6 +96,11 @@ class WorkerState:
     def max_context_tokens(self) -> int:
         """Longest prompt + completion that it takes; 0 until it has answered."""
         return self.facts.model.max_context_tokens if self.facts else 0
+
+    @property
+    def is_native(self) -> bool:
+        """It speaks our own dialect, so clients can call it themselves."""
+        return self.facts is not None and self.facts.dialect == "native"
 
     def speaks(self, fingerprint: int | None) -> bool:
         """Whether it understands tokens made by the tokenizer with this fingerprint. None: the client's own ids."""

@@ -214,6 +214,18 @@ async def test_our_workers_and_engines_serve_one_model_together(make: Callable[.
         assert served == {"ours", engine.worker_id}
 
 
+async def test_look_aside_never_sends_a_client_to_an_engine(make: Callable[..., ForeignEngine]) -> None:
+    """A native client could not talk to it."""
+    async with behind_router(make()) as fleet:
+        with pytest.raises(Unavailable, match="other dialects"):
+            await fleet.client.route(PROMPT)
+    own, engine = fake_worker("ours", max_context_tokens=4096), make(model="fake-model")
+    async with behind_router(own, engine) as fleet:
+        for _ in range(4):
+            assert (await fleet.client.route(PROMPT)).address == own.address
+        fleet.router.look_aside.close()
+
+
 async def test_a_gap_costs_the_truth_until_it_is_told_anew(make: Callable[..., ForeignEngine]) -> None:
     """Behaviour 50: a gap in the event sequence leads to a resync."""
     engine = make()

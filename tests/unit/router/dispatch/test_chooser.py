@@ -8,7 +8,7 @@ import pytest
 from radixfleet.errors import Unavailable
 from radixfleet.types import WorkerStatus
 from router.dispatch.lease import Verdict
-from tests.support.router_parts import MODEL, Parts, prepared, tokens
+from tests.support.router_parts import CAPACITY, MODEL, Parts, prepared, tokens
 
 
 @pytest.mark.parametrize("policy", ["min_cost", "sglang", "linear", "least_load", "round_robin"])
@@ -84,6 +84,39 @@ def test_tokens_go_only_to_workers_with_the_tokenizer_that_made_them() -> None:
         assert parts.chooser.choose(prepared(300)).worker is not other
     to_other = parts.chooser.choose(prepared(300, fingerprint=None), excluded=parts.workers[:1])
     assert to_other.worker is other
+
+
+def test_look_aside_requests_go_only_to_workers_of_our_own_dialect() -> None:
+    """Their clients call the worker themselves; a request that the router translates may go to any."""
+    parts = Parts(1)
+    engine = parts.add("engine", dialect="vllm")
+    direct = prepared(300, look_aside=True)
+    for _ in range(8):
+        assert parts.chooser.choose(direct).worker is parts.workers[0]
+    assert parts.chooser.choose(prepared(300)).worker is engine
+    assert parts.chooser.choose(prepared(300, look_aside=True, fingerprint=None)).worker is parts.workers[0]
+
+
+def test_look_aside_requests_do_not_count_on_the_places_of_other_engines() -> None:
+    parts = Parts(1)
+    parts.add("engine", dialect="sglang")
+    parts.workers[0].capacity = replace(CAPACITY, max_running_requests=1)
+    parts.workers[0].changed()
+    parts.chooser.choose(prepared(300, look_aside=True))
+    assert parts.chooser.is_saturated(prepared(300, look_aside=True))
+    assert not parts.chooser.is_saturated(prepared(300))
+
+
+def test_look_aside_without_a_worker_of_our_own_says_what_to_do() -> None:
+    parts = Parts(0)
+    parts.add("engine", dialect="vllm")
+    with pytest.raises(Unavailable, match=r"other dialects.*send the request to the router"):
+        parts.chooser.choose(prepared(300, look_aside=True))
+    parts.workers[0].facts = replace(parts.workers[0].facts, dialect="native")  # type: ignore[type-var]
+    parts.workers[0].connected = False
+    parts.workers[0].changed()
+    with pytest.raises(Unavailable, match="engine: disconnected"):
+        parts.chooser.choose(prepared(300, look_aside=True))
 
 
 def test_a_prompt_too_long_for_some_workers_goes_to_another() -> None:
