@@ -79,16 +79,16 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class HitSplit:
-    """Where the prompt tokens that were asked for went. Shares of them, which together make 1."""
+    """Where the prompt tokens that were asked for went: four shares of them, none below 0, which together make 1."""
 
     hit: float
     """Found in the worker's cache."""
     workload: float
     """On no eligible worker: nobody had seen them lately."""
     routing: float
-    """On an eligible worker, but another one was cheaper."""
+    """On an eligible worker, but another one was cheaper, and did not have them."""
     index: float
-    """Predicted, but not there; below 0 when more was there than predicted."""
+    """Predicted, but not there."""
     prediction_error: float
     """Sum of |predicted - actual| over the requests, as a share: no part of the four above."""
 
@@ -135,15 +135,22 @@ def rates(recent: Recent) -> Rates:
 
 
 def hit_split(prompts: PromptTokens) -> HitSplit | None:
-    """Why the hit rate is what it is. None when nothing was asked for."""
+    """Why the hit rate is what it is. None when nothing was asked for.
+
+    The router knows of whole blocks, workers cache pages, and know of what they cached a moment ago: so more may be
+    cached than was predicted, or thought reachable. What was cached counts as that, and as nothing else.
+    """
     if not prompts.asked:
         return None
     share = 1.0 / prompts.asked
+    hit = min(prompts.actual, prompts.asked)
+    predicted = max(hit, min(prompts.predicted, prompts.asked))
+    reachable = max(predicted, min(prompts.reachable, prompts.asked))
     return HitSplit(
-        hit=prompts.actual * share,
-        workload=(prompts.asked - prompts.reachable) * share,
-        routing=(prompts.reachable - prompts.predicted) * share,
-        index=(prompts.predicted - prompts.actual) * share,
+        hit=hit * share,
+        workload=(prompts.asked - reachable) * share,
+        routing=(reachable - predicted) * share,
+        index=(predicted - hit) * share,
         prediction_error=prompts.mispredicted * share,
     )
 

@@ -74,6 +74,19 @@ def test_the_split_of_prompt_tokens_makes_one():
     assert hit_split(PromptTokens()) is None
 
 
+def test_what_is_cached_beyond_whole_blocks_is_not_new_to_the_fleet():
+    """The router reckons in blocks of 64, workers in pages: 880 of 1000 cached, of which 850 were known of."""
+    split = hit_split(PromptTokens(asked=1000, reachable=850, predicted=850, actual=880, mispredicted=30))
+    assert split is not None
+    assert (split.hit, split.workload, split.routing, split.index) == pytest.approx((0.88, 0.12, 0.0, 0.0))
+
+
+def test_what_a_busier_worker_holds_counts_only_beyond_what_was_cached():
+    split = hit_split(PromptTokens(asked=1000, reachable=800, predicted=100, actual=200, mispredicted=100))
+    assert split is not None
+    assert (split.hit, split.workload, split.routing, split.index) == pytest.approx((0.2, 0.2, 0.6, 0.0))
+
+
 @pytest.mark.parametrize(
     ("share", "counts", "expected"),
     [
