@@ -24,6 +24,7 @@ from radixfleet.errors import RadixfleetError
 Progress = Callable[[str], None]
 """Told, in words, what happens. Called often; the same text may come again."""
 
+_LOGGING = ("log_level", "log_json")
 _POLL_S = 0.2
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -37,7 +38,7 @@ class FleetSpec:
     num_workers: int
     router_options: Mapping[str, Any]
     worker_options: Mapping[str, Any]
-    """Of every worker; what is not set here is each worker's share of the machine."""
+    """Of every worker; what is not set here is each worker's share of the machine. The router logs as they do."""
     run_dir: Path
     endpoint: Callable[[str], Endpoint] = Endpoint
     """Makes of the router's address what is dialled: with TLS and a key, where the options ask for them."""
@@ -45,7 +46,8 @@ class FleetSpec:
 
     def router(self) -> ChildSpec:
         """The router's process."""
-        return ChildSpec("router", ("router", *to_arguments(self.router_options)), {})
+        logging = {name: self.worker_options.get(name) for name in _LOGGING}
+        return ChildSpec("router", ("router", *to_arguments({**logging, **self.router_options})), {})
 
     def worker(self, index: int, router_address: str) -> ChildSpec:
         """The process of worker `index`, which registers at `router_address`."""

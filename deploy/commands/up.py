@@ -80,7 +80,8 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     """Run a router and workers on this machine until Ctrl-C.
 
     The workers share the machine: a GPU each, or equal parts of cores and memory. One that dies is started again.
-    Options from --config on are those of `radixfleet worker`, and hold for every worker.
+    Options from --config on are those of `radixfleet worker`, and hold for every worker; --log-level and --log-json
+    hold for the router as well.
 
     \b
     radixfleet up --workers 2 --model demo
