@@ -170,7 +170,7 @@ def _sim_runner(settings: WorkerSettings, spec: TokenizerSpec) -> SimRunnerConfi
     kv_tokens = settings.max_total_tokens or default.kv_tokens
     return SimRunnerConfig(
         vocab_size=spec.vocab_size,
-        kv_tokens=max(1, kv_tokens // settings.page_size) * settings.page_size,
+        kv_tokens=kv_tokens // settings.page_size * settings.page_size,
         page_size=settings.page_size,
         max_running_requests=settings.max_running_requests or default.max_running_requests,
         chunked_prefill_size=settings.chunked_prefill_size or default.chunked_prefill_size,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from radixfleet.access_settings import (
@@ -27,6 +27,8 @@ SchedulePolicy: TypeAlias = Literal["lpm", "fcfs", "priority"]
 AttentionName: TypeAlias = Literal["auto", "flash", "triton", "cpu", "sdpa"]
 RunnerKind: TypeAlias = Literal["torch", "sim"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+_LEAST_POOL_PAGES = 2
 
 
 class WorkerSettings(ProcessSettings):
@@ -110,7 +112,9 @@ class WorkerSettings(ProcessSettings):
         lt=1,
         description="Share for the KV pool of the memory left after the weights; activations get the rest.",
     )
-    max_total_tokens: int | None = Field(None, ge=1, description="Upper bound of the KV pool, in tokens.")
+    max_total_tokens: int | None = Field(
+        None, ge=1, description="Upper bound of the KV pool, in tokens; two pages or more."
+    )
     page_size: int = Field(
         16,
         ge=1,
@@ -152,6 +156,17 @@ class WorkerSettings(ProcessSettings):
         if address is not None and not address.rpartition(":")[2].isdigit():
             raise ValueError(f"must be host:port; got {address!r}")
         return address
+
+    @model_validator(mode="after")
+    def _holds_a_request(self) -> Self:
+        # With pages of one token: a token of a prompt, and one to answer.
+        least = _LEAST_POOL_PAGES * self.page_size
+        if self.max_total_tokens is not None and self.max_total_tokens < least:
+            raise ValueError(
+                f"--max-total-tokens {self.max_total_tokens} leaves no room for a prompt and its answer: "
+                f"set it to {least} (two pages) or more, or leave it out"
+            )
+        return self
 
     @property
     def model_name(self) -> str:

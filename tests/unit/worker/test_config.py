@@ -48,6 +48,17 @@ def test_a_wrong_value_is_refused_with_the_setting_and_what_to_write(name: str, 
         load(WorkerSettings, {"model": "m", name: value})
 
 
+@pytest.mark.parametrize(("page_size", "least"), [(1, 2), (16, 32), (64, 128)])
+def test_a_pool_that_no_request_fits_is_refused_with_the_least_that_does(page_size: int, least: int) -> None:
+    def settings(max_total_tokens: int) -> WorkerSettings:
+        return load(WorkerSettings, {"model": "m", "page_size": page_size, "max_total_tokens": max_total_tokens})
+
+    for too_few in (1, least - 1):
+        with pytest.raises(SettingsError, match=f"--max-total-tokens {too_few} leaves no room .* set it to {least} "):
+            settings(too_few)
+    assert settings(least).max_total_tokens == least
+
+
 def test_the_model_is_required() -> None:
     with pytest.raises(SettingsError, match="--model"):
         load(WorkerSettings, {})
