@@ -22,17 +22,21 @@ What each part stands for:
   herd, for a prompt that is wholly cached leaves no Q. Cubed: an idle worker relieves those that only decode, while
   a few requests more or less, which even out by themselves, hardly count.
 
-What was tried and lost, simulated (`tests/bench/bench_candidates.py`), mean time to first token over the best's:
-- U + 0.2 Q + N/32 R, the default before: 1.35 on one hot prefix at 4 workers, 2.7 at 16; 0.94 of the throughput on the
-  published experiment, for it tears groups. Without R: 2.6 to 3 on the hot prefix.
-- Q counted whole (predicted time to first token): 4.8 on prefixes that do not fit, 3.2 on bursts of siblings.
-- Users taken from what a match is worth, not from the price of a copy: in proportion, gone at 12, 0.88 of the published
-  throughput; by the squares, 2.3 on the hot prefix at 16 workers, for all run to the copy that is being made.
-- R in tokens, 5 or 20 each: either too little for one hot prefix or too much for the published experiment. R in
-  proportion or squared: one worker of 8 gets 9 groups, one 7, and throughput is 0.91.
-- Without the place in the cache: the same, and 1.06 on prefixes that do not fit.
-What is left: the first seconds of one hot prefix on a cold fleet, which round robin copies everywhere at once (mean of
-the first 50 requests a worker 1.3, of those after them 1.02). Whoever copies as early tears bursts of siblings.
+What was tried and lost, simulated by `tests/bench/bench_candidates.py`, which prints it again. On one hot prefix at 4
+workers, mean time to first token over round robin's, and in the published experiment, output tokens a second over those
+of groups dealt in turn by who knows them (`Dealt`): this policy 1.07 and 1.00;
+- U + 0.2 Q + N/32 R, the default before: 1.35 and 0.94, for it tears groups; 2.7 on the hot prefix at 16 workers (this
+  policy: 1.15).
+- U + 0.1 Q or 0.3 Q, without R: all herd to the hot prefix's first worker, more than 50 and 1.00.
+- Q counted whole, or the predicted time to first token: 1.01 and 0.93, but 3.2 times this policy's mean on bursts of
+  siblings, and 3.1 on prefixes that do not fit (working-set-1.5).
+- Users taken from what a match is worth, not from the price of a copy: in proportion, gone at 12, 1.18 and 0.88; by the
+  squares 1.5 and 1.00. No users at all: 2.6.
+- R in tokens, 5 each: 1.25 and 1.00, too little for the one; 20 each: 1.15 and 0.94, too much for the other.
+- R in proportion or squared: 1.06 and 0.91, for groups are dealt unevenly.
+- Without the place in the cache: 1.05 and 1.00, but 0.96 of the output tokens a second on prefixes that do not fit.
+What is left: the first seconds of one hot prefix on a cold fleet, which round robin copies everywhere at once. Whoever
+copies as early tears bursts of siblings.
 """
 
 from __future__ import annotations

@@ -159,3 +159,77 @@ def relative(queue: float, requests: float, slack: float) -> Cheapest:
         )
 
     return Cheapest(f"rel{queue:g},{requests:g},{slack:g}", cost)
+
+
+_DISCOUNTS: dict[str, Callable[[float], float]] = {
+    "none": lambda crowd: 1.0,
+    "linear": lambda crowd: max(0.0, 1 - crowd),
+    "hyperbola": lambda crowd: 1 / (1 + crowd),
+    "squares": lambda crowd: 1 / (1 + crowd**2),
+}
+
+
+def discounted(
+    kind: str, users: float = 12, *, queue: float = 0.25, patience: float = 0.0, requests: float = 20.0
+) -> Cheapest:
+    """N - M * discount(u / users) + queue * Q / (1 + patience * mean Q / N) + requests * (R + W).
+
+    What a match is worth falls with the requests that use it; R is in tokens.
+    """
+    discount = _DISCOUNTS[kind]
+
+    def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
+        matched = BLOCK_TOKENS * request.matched_blocks[worker.slot]
+        mean = sum(each.outstanding_prompt_tokens for each in candidates) / len(candidates)
+        return (
+            request.prompt_tokens
+            - matched * discount(request.users.get(worker.slot, 0) / users)
+            + worker.outstanding_prompt_tokens * queue / (1 + patience * mean / request.prompt_tokens)
+            + requests * (worker.requests_in_flight + worker.places_short)
+        )
+
+    return Cheapest(f"{kind}{users:g},{queue:g}/{patience:g},{requests:g}", cost)
+
+
+def shape(*, power: int = 3, batch: float = 2.5, place: float = 0.5) -> Cheapest:
+    """`MinCost` as its docstring writes it, with another power and weight of R, and another weight of the place."""
+
+    def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
+        tokens, matched, count = request.prompt_tokens, request.matched_blocks, len(candidates)
+        fill = sum(each.cache_fill for each in candidates) / count
+        most = max(matched[each.slot] for each in candidates)
+        holders = [each.slot for each in candidates if matched[each.slot] == most]
+        crowd = sum(request.users.get(slot, 0) for slot in holders) / len(holders)
+        queue = worker.outstanding_prompt_tokens
+        others = (sum(each.outstanding_prompt_tokens for each in candidates) - queue) / max(1, count - 1)
+        mean = sum(each.requests_in_flight for each in candidates) / count
+        more = worker.requests_in_flight + worker.places_short - min(each.requests_in_flight for each in candidates)
+        return (
+            uncached(request, worker) * (1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0))
+            - BLOCK_TOKENS * (most - matched[worker.slot]) * crowd**4 / (crowd**4 + 8**4)
+            + queue * tokens / (2 * tokens + 3 * others)
+            + batch * tokens * (more / (32 + mean)) ** power
+        )
+
+    return Cheapest(f"R^{power}*{batch:g},{place:g}", cost)
+
+
+class Dealt:
+    """Clairvoyant on groups that share their first block: dealt in turn, and never torn. A bound, not a policy.
+
+    For one experiment: it forgets no group.
+    """
+
+    name = "dealt"
+
+    def __init__(self) -> None:
+        self._groups: dict[int, int] = {}
+
+    def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
+        """Cost: 0 at home, 1 elsewhere."""
+        candidates = eligible(request, workers)
+        if not candidates:
+            return NOBODY
+        group = self._groups.setdefault(int(request.block_hashes[0]), len(self._groups))
+        home = candidates[group % len(candidates)].slot
+        return Ranking(home, "hash", {worker.slot: float(worker.slot != home) for worker in candidates})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from router.policies import make_policy
 from router.view import Ranking, RequestView, WorkerView
+from tests.bench.candidate_policies import shape
 from tests.support.fleet_simulation import Job, Machine, Result, Simulation, shared_prefix_jobs
 from tests.support.views import request, worker
 
@@ -39,6 +41,27 @@ class TestCost:
 
     def test_what_must_be_computed(self) -> None:
         assert cost_of(request(640, [5, 10, 0]), worker(0), worker(1), worker(2)) == [320, 0, 640]
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_the_plain_form_that_candidates_are_compared_with_is_the_same(self, seed: int) -> None:
+        """The policy itself is written for speed."""
+        draw = Random(seed)
+        workers = [
+            worker(
+                slot,
+                running=draw.randrange(40),
+                waiting=draw.randrange(5),
+                queued_tokens=draw.randrange(9_000),
+                max_running=32,
+                kv_tokens=100_000,
+                sketch_blocks=draw.randrange(1_500),
+            )
+            for slot in range(5)
+        ]
+        matched = [draw.choice([0, 4, 10]) for _ in workers]
+        users = {slot: draw.randrange(20) for slot in range(5) if matched[slot]}
+        view = replace(request(640, matched), users=users)
+        assert shape().rank(view, workers, Random(0)).costs == pytest.approx(rank(view, workers).costs)
 
     def test_what_waits_counts_for_half_where_nobody_else_has_a_queue(self) -> None:
         assert cost_of(request(640, [0, 0]), worker(0, queued_tokens=1_000), worker(1)) == [640 + 500, 640]
