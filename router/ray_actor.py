@@ -41,7 +41,7 @@ class RouterActor:
         self._life = asyncio.get_running_loop().create_task(self._live(), name="router")
         self._lifeline = asyncio.get_running_loop().create_task(exit_with_parent(), name="lifeline")
 
-    async def report(self, routers: Sequence[str]) -> MemberReport:
+    async def report(self, routers: Sequence[str] | None) -> MemberReport:
         """How the router is. `routers`: where all routers are; this one needs no others."""
         router = self._router
         if router is None:

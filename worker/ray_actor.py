@@ -62,9 +62,11 @@ class WorkerActor:
         self._life = asyncio.get_running_loop().create_task(self._live(), name="worker")
         self._lifeline = asyncio.get_running_loop().create_task(exit_with_parent(), name="lifeline")
 
-    async def report(self, routers: Sequence[str]) -> MemberReport:
-        """How the worker is. `routers`: where it shall be registered from now on."""
-        self._follow(tuple(routers))
+    async def report(self, routers: Sequence[str] | None) -> MemberReport:
+        """How the worker is. `routers`: where it shall be registered from now on; None: where it is now, for a router
+        is away and comes back."""
+        if routers is not None:
+            self._follow(tuple(routers))
         worker = self._worker
         if worker is None:
             return MemberReport(self._phase(), self._failure, node_id=self._node_id, pids=self._pids())

@@ -1,10 +1,10 @@
-"""What a worker in an actor takes of its node."""
+"""What a worker in an actor takes of its node, and what it tells its supervisor."""
 
 from __future__ import annotations
 
 import pytest
 
-from worker.ray_actor import node_share
+from worker.ray_actor import WorkerActor, node_share
 
 GIB = 1 << 30
 
@@ -32,3 +32,22 @@ def test_a_worker_with_a_gpu_shares_nothing():
 def test_what_the_nodes_environment_says_stays(monkeypatch):
     monkeypatch.setenv("RADIXFLEET_WORKER_THREADS", "7")
     assert node_share({"CPU": 8.0, "worker_slot": 1.0}, 1.0) == {}
+
+
+class Context:
+    """What Ray tells an actor of itself."""
+
+    def get_node_id(self) -> str:
+        return "n1"
+
+
+async def test_a_report_is_given_while_the_addresses_of_the_routers_are_not_known(monkeypatch):
+    """As they are while one of them starts again: the worker must not be taken for lost then."""
+    monkeypatch.setattr("worker.ray_actor.ray.get_runtime_context", Context)
+    actor = WorkerActor("m-0", {}, 1.0)
+    try:
+        assert (await actor.report(None)).phase == "starting"
+        assert (await actor.report(["127.0.0.1:7070"])).node_id == "n1"
+    finally:
+        for task in (actor._life, actor._lifeline):
+            task.cancel()

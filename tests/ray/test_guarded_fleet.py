@@ -1,0 +1,195 @@
+"""A fleet on Ray behind mutual TLS, keys and an admin token, with two routers, as an operator runs it.
+
+One Ray head in namespaces of its own for the whole module; the last test ends the fleet.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixfleet.keys import key_line, new_key
+from tests.support.ray_host import RayHost, eventually, why_not
+from tests.support.secured_fleet import TOKEN, Certificates
+from tests.support.tiny_model import tiny_model
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or "-"),
+]
+
+FLEET = """
+routers:
+  count: 2
+  settings: {port: 7070, metrics_port: 7071, http_port: -1, GUARDS}
+models:
+  m:
+    workers: 2
+    settings: {model: DIR/model, runner: sim, inline: true, drain_grace_s: 5, GUARDS}
+"""
+GUARDS = """log_level: debug, api_keys: [DIR/keys.txt], admin_token: "@DIR/admin-token",
+      tls_cert: DIR/fleet.pem, tls_key: DIR/fleet.key, tls_ca: DIR/ca.pem, tls_client_ca: DIR/ca.pem"""
+ROUTERS = ("127.0.0.1:7070", "127.0.0.1:7080")
+PROMPT = "A prompt that is longer than a few blocks of sixty-four tokens, so that routers have something to know. " * 6
+UNREACHABLE, REFUSED = 3, 4
+"""Exit codes."""
+
+
+@dataclass
+class Guarded:
+    """The fleet, and its client, who has a certificate."""
+
+    host: RayHost
+    certificates: Certificates
+    key: str
+    shown: list[str] = field(default_factory=list)
+    """All that the client's and the operator's commands printed."""
+
+    @property
+    def files(self) -> Path:
+        """What the host and the test share."""
+        return self.host.files
+
+    def client(self, *arguments: str, router: str, key: str | None, tls: bool = True) -> Any:
+        """A command of the client, at one of the routers."""
+        own = self.certificates.client
+        wire = {"TLS_CA": self.certificates.ca, "TLS_CERT": own.cert, "TLS_KEY": own.key} if tls else {}
+        values = wire | ({"API_KEY": key} if key else {})
+        environment = [f"RADIXFLEET_{name}={value}" for name, value in values.items()]
+        command = ("python", "-m", "deploy.cli", *arguments, "--endpoint", router)
+        return self._noted(self.host.run("env", *environment, *command, check=False))
+
+    def generate(self, router: str) -> dict[str, Any]:
+        """A completion of PROMPT."""
+        arguments = ("generate", "--raw", "--prompt", PROMPT, "--max-new-tokens", "4", "--json")
+        done = self.client(*arguments, router=router, key=self.key)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout))
+
+    def explain(self, router: str) -> dict[str, Any]:
+        """What a router knows of PROMPT; empty when no worker is eligible yet."""
+        done = self.client("explain", "--raw", "--prompt", PROMPT, "--json", router=router, key=self.key)
+        return dict(json.loads(done.stdout)) if done.returncode == 0 else {}
+
+    def operator(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """A `radixfleet fleet` command, which has neither key nor certificate."""
+        return self._noted(self.host.radixfleet("fleet", *arguments, timeout_s=250))
+
+    def status(self) -> dict[str, Any]:
+        """As the command gives it."""
+        return dict(json.loads(self.operator("status", "--json").stdout))
+
+    def _noted(self, done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+        self.shown.append(done.stdout + done.stderr)
+        return done
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    files = Path(tempfile.mkdtemp(prefix="rf-", dir="/var/tmp"))  # not below /tmp, which hosts have of their own
+    try:
+        shutil.copytree(tiny_model(), files / "model")
+        key = new_key()
+        (files / "keys.txt").write_text(key_line("alice", key) + "\n")
+        (files / "admin-token").write_text(TOKEN + "\n")
+        (files / "fleet.yaml").write_text(FLEET.replace("GUARDS", GUARDS).replace("DIR", str(files)))
+        with RayHost.start(files) as host:
+            fleet = Guarded(host, Certificates.make(files), key)
+            host.ray_head('{"worker_slot": 3}')
+            fleet.operator("apply", "fleet.yaml")
+            yield fleet
+    finally:
+        shutil.rmtree(files, ignore_errors=True)
+
+
+def test_a_prefix_that_one_router_brought_to_a_worker_is_known_to_the_other(guarded: Guarded) -> None:
+    first, second = ROUTERS
+    eventually(
+        lambda: guarded.explain(second).get("reason") == "load", "the second router has both workers, neither with it"
+    )
+    there = guarded.generate(first)
+    known = eventually(
+        lambda: (found := guarded.explain(second)).get("reason") == "prefix" and found, "the second router knows of it"
+    )
+    assert known["worker_id"] == there["worker"]
+    assert max(each["matched_tokens"] for each in known["candidates"]) > 128
+    again = guarded.generate(second)
+    assert (again["worker"], again["reason"]) == (there["worker"], "prefix")
+    assert again["cached_tokens"] > 128
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_nobody_comes_in_without_key_or_certificate(guarded: Guarded, router: str) -> None:
+    unknown = guarded.client("workers", router=router, key=None)
+    assert (unknown.returncode, "a key is needed here" in unknown.stderr) == (REFUSED, True), unknown.stderr
+    plain = guarded.client("workers", router=router, key=guarded.key, tls=False)
+    assert plain.returncode == UNREACHABLE, plain.stderr
+
+
+def test_workers_are_guarded_as_well(guarded: Guarded) -> None:
+    address = next(each["address"] for each in guarded.status()["members"] if each["kind"] == "worker")
+    arguments = ("generate", "--raw", "--prompt", "hello", "--max-new-tokens", "2", "--json")
+    assert guarded.client(*arguments, router=address, key=None).returncode == REFUSED
+    assert guarded.client(*arguments, router=address, key=TOKEN, tls=False).returncode == UNREACHABLE
+    assert guarded.client(*arguments, router=address, key=guarded.key).returncode == 0
+
+
+def test_the_operator_drains_a_worker_and_both_routers_go_on(guarded: Guarded) -> None:
+    guarded.operator("drain", "m-0")
+    status = guarded.status()
+    assert status["settled"]
+    assert status["routers"] == list(ROUTERS)
+    assert [each["name"] for each in status["members"]] == ["router-0", "router-1", "m-1", "m-2"]
+    for router in ROUTERS:
+        assert guarded.generate(router)["worker"] in ("m-1", "m-2")
+
+
+def test_while_a_router_starts_again_the_other_serves_and_no_worker_is_given_up(guarded: Guarded) -> None:
+    with guarded.host.console() as order:
+        workers = [each for each in order("status")["members"] if each["kind"] == "worker"]
+        order("restart", ["router-0"])
+        seen = set()
+
+        def settled() -> bool:
+            status = order("status")
+            seen.update((each["name"], each["phase"]) for each in status["members"])
+            return bool(status["settled"]) and not any(each["restarting"] for each in status["members"])
+
+        eventually(lambda: not settled() and ("router-0", "pending") in seen, "router-0 has ended")
+        assert guarded.generate(ROUTERS[1])["completion_tokens"] == 4
+        eventually(settled, "router-0 is back")
+        assert {phase for name, phase in seen if name.startswith("m-")} == {"serving"}
+        now = [each for each in order("status")["members"] if each["kind"] == "worker"]
+        assert [each["pids"] for each in now] == [each["pids"] for each in workers]
+
+
+def test_down_works_and_no_secret_was_written_or_shown(guarded: Guarded) -> None:
+    """The last test of the module. Looks into all that Ray's session holds, at log level debug."""
+    words = [" ".join(words) for words in guarded.host.processes().values()]
+    assert sum("Actor" in each for each in words) >= 4, "the command lines of routers and workers"
+    guarded.operator("down")
+    logs = {str(path): text_of(path) for path in (guarded.files / "r").rglob("*") if path.is_file()}
+    ours = [name for name, text in logs.items() if re.search(r"^:actor_name:(Router|Worker)Actor\n(.*\n)+", text, re.M)]
+    assert len(ours) >= 5, f"logs of routers and workers are among {sorted(logs)}"
+    assert any("key=alice" in logs[name] for name in ours), "at debug, routers log who asks"
+    private = guarded.certificates.fleet.key.read_text().splitlines()[1]
+    places = logs | {"command lines": "\n".join(words), "output": "\n".join(guarded.shown)}
+    for name, text in places.items():
+        for secret in (TOKEN, guarded.key, private):
+            assert secret not in text, f"a secret is in {name}"
+
+
+def text_of(path: Path) -> str:
+    """Of any file."""
+    return path.read_bytes().decode(errors="replace")
