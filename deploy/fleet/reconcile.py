@@ -124,9 +124,11 @@ def _reconcile_group(group: Group, members: Sequence[Member], wanted: Wanted) ->
         actions += [action] if action else []
         staying += [member] if stays else []
     leaving = _surplus(group, staying)
-    actions += [_farewell(member, "the fleet has more than it shall") for member in leaving]
     staying = [member for member in staying if member not in leaving]
     outdated = _outdated_to_go(group, staying)
+    going = {member.name for member in (*leaving, *outdated)}
+    actions = [action for action in actions if action.name not in going]  # who goes is not started again first
+    actions += [_farewell(member, "the fleet has more than it shall") for member in leaving]
     actions += [_farewell(member, "its settings have changed") for member in outdated]
     staying = [member for member in staying if member not in outdated]
     # A name is free again when its last bearer has been removed, which then is seen in the next turn.
@@ -203,15 +205,21 @@ def _number(member: Member) -> int:
 def _outdated_to_go(group: Group, staying: Sequence[Member]) -> list[Member]:
     """Members of another revision that can be spared now."""
     outdated = [member for member in staying if member.revision != group.revision]
-    idle = [member for member in outdated if member.phase != "serving"]
-    if idle or not outdated:
+    idle = [member for member in outdated if not _may_serve(member)]
+    serving = [member for member in outdated if member.phase == "serving"]
+    if idle or not serving:
         return idle
     current = [member for member in staying if member.revision == group.revision]
     no_room = any(member.phase == "pending" and member.phase_s >= PATIENCE_S for member in current)
     needed = group.count + (0 if no_room else group.surge)
     if _num_serving(staying) < needed:
         return []
-    return [min(outdated, key=lambda each: (each.running_requests, each.name))]
+    return [min(serving, key=lambda each: (each.running_requests, each.name))]
+
+
+def _may_serve(member: Member) -> bool:
+    """Who does not answer the supervisor for a moment may have streams running all the same."""
+    return member.phase == "serving" or (member.phase == "lost" and member.phase_s < LOST_S)
 
 
 def _num_serving(members: Sequence[Member]) -> int:

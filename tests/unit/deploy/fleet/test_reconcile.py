@@ -103,6 +103,16 @@ def test_other_settings_replace_one_at_a_time_the_new_one_first():
     assert kinds(reconcile(wanted(2, "b"), [*old, worker(2, "serving", "b")])) == [("Drain", "m-0"), ("Start", "m-3")]
 
 
+def test_an_old_worker_that_does_not_answer_for_a_moment_is_not_cut():
+    """It may have streams running; when it has been silent for long, it goes, and does not start again before."""
+    silent = worker(1, "lost", phase_s=LOST_S - 1)
+    successor = worker(2, "serving", "b")
+    assert kinds(reconcile(wanted(2, "b"), [worker(0), silent])) == [("Start", "m-2")]
+    assert reconcile(wanted(2, "b"), [worker(0), silent, successor]) == []
+    late = replace(silent, phase_s=LOST_S)
+    assert kinds(reconcile(wanted(2, "b"), [worker(0), late, successor])) == [("Remove", "m-1"), ("Start", "m-3")]
+
+
 def test_where_there_is_no_room_for_one_more_an_old_one_makes_room():
     old = [worker(0), worker(1)]
     successor = worker(2, "pending", "b", phase_s=PATIENCE_S - 1)
@@ -138,6 +148,7 @@ class World:
 
     def act(self, actions: list[Action], group: Group) -> None:
         """Carry out, checking what must never be done."""
+        assert len({action.name for action in actions}) == len(actions), "one thing at a time for each member"
         for action in actions:
             if isinstance(action, Start):
                 assert action.name not in self.members
