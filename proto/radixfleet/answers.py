@@ -153,6 +153,8 @@ class WorkerInfo:
     block_tokens: int
     advice: tuple[str, ...] = ()
     """What its operator should change: memory runs short there, or did so a moment ago."""
+    metrics_port: int = 0
+    """Where it serves Prometheus metrics; 0: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +321,7 @@ def worker_info(message: worker_pb2.WorkerInfo) -> WorkerInfo:
         block_scheme=message.block_scheme,
         block_tokens=message.block_tokens,
         advice=tuple(message.advice),
+        metrics_port=message.metrics_port,
     )
 
 

@@ -159,15 +159,17 @@ async def test_who_has_no_key_does_not_learn_which_methods_there_are() -> None:
                     assert caught.value.code().name == expected
 
 
-async def test_other_engines_dialects_on_a_worker_need_a_key_too() -> None:
+async def test_other_engines_dialects_on_a_worker_need_the_admin_token() -> None:
+    """Their events hold everybody's prompts, and their Abort knows no owner."""
     pytest.importorskip("smg_grpc_proto")
     path = "/sglang.grpc.scheduler.SglangScheduler/GetModelInfo"
     async with secured_fleet(None) as fleet:
-        async with open_channel(fleet.worker_endpoint()) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary(path)(b"")
-            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        async with open_channel(fleet.worker_endpoint(KEY)) as channel:
+        for key, refusal in ((None, "UNAUTHENTICATED"), (KEY, "PERMISSION_DENIED")):
+            async with open_channel(fleet.worker_endpoint(key)) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await channel.unary_unary(path)(b"")
+                assert caught.value.code().name == refusal
+        async with open_channel(fleet.worker_endpoint(TOKEN)) as channel:
             assert await channel.unary_unary(path)(b"")
 
 

@@ -40,7 +40,7 @@ ip addr add {address}/24 dev eth0
 ip link set eth0 up
 ip route add default via {network}.254
 hostname host{number}
-mount -t tmpfs tmpfs /tmp
+{own_tmp}
 mount -t tmpfs tmpfs /run
 mkdir -p /run/sshd
 chmod 700 {home}/.ssh
@@ -143,7 +143,9 @@ class HostNetwork:
         (home / "sshd_config").write_text(_SSHD.format(home=home))
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / "host_key")], check=True)
         script = home / "start.sh"
-        script.write_text(_INNER.format(address=address, network=NETWORK, number=number, home=home))
+        script.write_text(
+            _INNER.format(address=address, network=NETWORK, number=number, home=home, own_tmp=ray_host.own_tmp())
+        )
         enter = ["nsenter", "-t", str(self.outer_pid), "-n", "-p", "-m", "--"]
         with (self.files / f"host{number}.log").open("w") as log:
             host = subprocess.Popen(

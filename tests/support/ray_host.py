@@ -26,7 +26,14 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-_HOLD = "ip link set lo up && mount -t tmpfs tmpfs /tmp && mkdir -p {home} && echo up && exec sleep infinity"
+_HOLD = """
+set -e
+ip link set lo up
+{own_tmp}
+mkdir -p {home}
+echo up
+exec sleep infinity
+"""
 _POLL_S = 0.1
 _STARTS = 3
 _CONSOLE = """
@@ -39,6 +46,14 @@ with connected("auto"):
         found = cluster.status() if method == "status" else cluster.order(method, *arguments, **options)
         print("ANSWER", json.dumps(found), flush=True)
 """
+
+
+def own_tmp() -> str:
+    """Shell commands for a mount namespace: a /tmp of its own, in which the checkout and its Python stay visible."""
+    kept = list(enumerate((path for path in {ROOT, Path(sys.prefix)} if path.is_relative_to("/tmp")), start=10))
+    open_folders = [f"exec {number}<{path}" for number, path in kept]
+    bind = [f"mkdir -p {path} && mount -c --bind /proc/self/fd/{number} {path}" for number, path in kept]
+    return "\n".join([*open_folders, "mount -t tmpfs tmpfs /tmp", *bind])
 
 
 def why_not() -> str:
@@ -67,7 +82,7 @@ class RayHost:
         holder = subprocess.Popen(
             [
                 *("setpriv", "--pdeathsig", "KILL", "unshare", "-n", "-p", "-m", "--fork", "--kill-child"),
-                *("--mount-proc", "bash", "-c", _HOLD.format(home=files)),
+                *("--mount-proc", "bash", "-c", _HOLD.format(home=files, own_tmp=own_tmp())),
             ],
             stdout=subprocess.PIPE,
             stdin=subprocess.DEVNULL,
