@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,10 +86,6 @@ class Guarded:
         """A `radixfleet fleet` command, which has neither key nor certificate."""
         return self._noted(self.host.radixfleet("fleet", *arguments, timeout_s=250))
 
-    def status(self) -> dict[str, Any]:
-        """As the command gives it."""
-        return dict(json.loads(self.operator("status", "--json").stdout))
-
     def _noted(self, done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
         self.shown.append(done.stdout + done.stderr)
         return done
@@ -111,6 +107,13 @@ def guarded() -> Iterator[Guarded]:
             yield fleet
     finally:
         shutil.rmtree(files, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def order(guarded: Guarded) -> Iterator[Callable[..., Any]]:
+    """Orders and questions to the supervisor, without the start of a command each."""
+    with guarded.host.console() as order:
+        yield order
 
 
 def test_a_prefix_that_one_router_brought_to_a_worker_is_known_to_the_other(guarded: Guarded) -> None:
@@ -138,16 +141,17 @@ def test_nobody_comes_in_without_key_or_certificate(guarded: Guarded, router: st
 
 
 def test_workers_are_guarded_as_well(guarded: Guarded) -> None:
-    address = next(each["address"] for each in guarded.status()["members"] if each["kind"] == "worker")
+    status = json.loads(guarded.operator("status", "--json").stdout)
+    address = next(each["address"] for each in status["members"] if each["kind"] == "worker")
     arguments = ("generate", "--raw", "--prompt", "hello", "--max-new-tokens", "2", "--json")
     assert guarded.client(*arguments, router=address, key=None).returncode == REFUSED
     assert guarded.client(*arguments, router=address, key=TOKEN, tls=False).returncode == UNREACHABLE
     assert guarded.client(*arguments, router=address, key=guarded.key).returncode == 0
 
 
-def test_the_operator_drains_a_worker_and_both_routers_go_on(guarded: Guarded) -> None:
+def test_the_operator_drains_a_worker_and_both_routers_go_on(guarded: Guarded, order: Callable[..., Any]) -> None:
     guarded.operator("drain", "m-0")
-    status = guarded.status()
+    status = order("status")
     assert status["settled"]
     assert status["routers"] == list(ROUTERS)
     assert [each["name"] for each in status["members"]] == ["router-0", "router-1", "m-1", "m-2"]
@@ -155,23 +159,29 @@ def test_the_operator_drains_a_worker_and_both_routers_go_on(guarded: Guarded) -
         assert guarded.generate(router)["worker"] in ("m-1", "m-2")
 
 
-def test_while_a_router_starts_again_the_other_serves_and_no_worker_is_given_up(guarded: Guarded) -> None:
-    with guarded.host.console() as order:
-        workers = [each for each in order("status")["members"] if each["kind"] == "worker"]
-        order("restart", ["router-0"])
-        seen = set()
+def test_other_settings_for_all_never_leave_fewer_workers_or_no_router(
+    guarded: Guarded, order: Callable[..., Any]
+) -> None:
+    text = (guarded.files / "fleet.yaml").read_text().replace("drain_grace_s: 5", "drain_grace_s: 6")
+    order("apply", text.replace("http_port: -1", "http_port: -1, connect_timeout_s: 6"))
+    seen: list[dict[str, Any]] = []
 
-        def settled() -> bool:
-            status = order("status")
-            seen.update((each["name"], each["phase"]) for each in status["members"])
-            return bool(status["settled"]) and not any(each["restarting"] for each in status["members"])
+    def replaced() -> bool:
+        seen.append(order("status"))
+        return bool(seen[-1]["settled"])
 
-        eventually(lambda: not settled() and ("router-0", "pending") in seen, "router-0 has ended")
-        assert guarded.generate(ROUTERS[1])["completion_tokens"] == 4
-        eventually(settled, "router-0 is back")
-        assert {phase for name, phase in seen if name.startswith("m-")} == {"serving"}
-        now = [each for each in order("status")["members"] if each["kind"] == "worker"]
-        assert [each["pids"] for each in now] == [each["pids"] for each in workers]
+    def has_ended() -> bool:
+        replaced()
+        return any(each["name"] == "router-0" and each["phase"] == "pending" for each in seen[-1]["members"])
+
+    eventually(has_ended, "router-0 makes room for its successor")
+    assert guarded.generate(ROUTERS[1])["completion_tokens"] == 4
+    eventually(replaced, "all have the new settings", timeout_s=120)
+    assert min(status["models"]["m"]["serving"] for status in seen) == 2
+    assert all(
+        ("router", "serving") in {(each["kind"], each["phase"]) for each in status["members"]} for status in seen
+    )
+    assert guarded.generate(ROUTERS[0])["completion_tokens"] == 4
 
 
 def test_down_works_and_no_secret_was_written_or_shown(guarded: Guarded) -> None:
