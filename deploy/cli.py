@@ -102,13 +102,13 @@ def _run() -> int:
     except (RadixfleetError, ChildFailed, ModelError) as error:
         click.echo(f"radixfleet: {error}{_hint(error)}", err=True)
         return _exit_code(error)
-    except UnusableFile as error:
-        click.echo(f"radixfleet: {error}", err=True)
-        return USAGE
     except BrokenPipeError:
         # The reader of our output is gone (`radixfleet ... | head`): nothing to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except OSError as error:  # a folder that cannot be made, a disk that is full
+        click.echo(f"radixfleet: {error}", err=True)
+        return USAGE if isinstance(error, UnusableFile) else FAILED
     return code if isinstance(code, int) else 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,6 +12,23 @@ import click
 from deploy.endpoints import DEFAULT_ENDPOINT, DEFAULT_PORT, Command, endpoint_option
 
 __all__ = ["DEFAULT_ENDPOINT", "DEFAULT_PORT", "endpoint_option", "json_option", "to_arguments"]
+
+
+def _check_folder(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
+    """Before a run of minutes, and not after it."""
+    if value is not None and not os.access(value.parent, os.W_OK):
+        raise click.BadParameter(f"cannot write to the folder {value.parent}")
+    return value
+
+
+def report_option(command: Command) -> Command:
+    """Adds `--report`: a file for an HTML page, in a folder that is there."""
+    return click.option(
+        "--report",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_check_folder,
+        help="Write an HTML page with charts.",
+    )(command)
 
 
 def json_option(command: Command) -> Command:

@@ -18,7 +18,7 @@ from rich.progress import Progress as ProgressBar
 
 from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, Target, UnfitWorkload, measure, simulated_fleet, survey
 from deploy.lab.tables import ratios_table, results_tables
-from deploy.options import endpoint_option, json_option
+from deploy.options import endpoint_option, json_option, report_option
 from deploy.progress import Progress as Told
 from loadtest.catalog import CATALOG
 from loadtest.driver import Driven, Progress
@@ -57,7 +57,9 @@ class _Run:
 @click.option(
     "--workload", default="shared-prefix", show_default=True, metavar="NAME|FILE", help="A name below, or a trace."
 )
-@click.option("--requests", type=click.IntRange(1), default=400, show_default=True, help="About so many.")
+@click.option(
+    "--requests", type=click.IntRange(1), default=400, show_default=True, help="About so many; groups are whole."
+)
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
@@ -104,7 +106,7 @@ class _Run:
     help="and the others so many seconds apart on average.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same requests.")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with charts.")
+@report_option
 @json_option
 @endpoint_option
 def fleet(
@@ -131,6 +133,9 @@ def fleet(
     radixfleet bench fleet --simulate 4 --policy min_cost,round_robin
     """
     demand = Demand(**demanded)
+    _refuse_idle_options(
+        () if simulate is None else ("endpoint",), ("policies", "kv_tokens") if simulate is None else ()
+    )
     names = _policies(policies) if simulate is not None else []
     try:
         if simulate is None:
@@ -148,6 +153,16 @@ def fleet(
         click.echo(json.dumps(_as_object(demand, runs, summaries)))
     else:
         _print(demand, runs, summaries)
+
+
+def _refuse_idle_options(with_simulate: Sequence[str], without_simulate: Sequence[str]) -> None:
+    """What is given and would not be heeded is a mistake."""
+    context = click.get_current_context()
+    options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+    for names, why in ((with_simulate, "--simulate starts its own fleets"), (without_simulate, "it needs --simulate")):
+        for name in names:
+            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+                raise click.UsageError(f"{options[name]} does nothing here: {why}")
 
 
 def _policies(text: str) -> list[str]:

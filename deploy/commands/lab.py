@@ -16,7 +16,7 @@ from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
 from deploy.lab.presets import PRESETS
 from deploy.lab.simulation import prepare
 from deploy.lab.tables import results_tables
-from deploy.options import json_option
+from deploy.options import json_option, report_option
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
 from loadtest.statistics import Objective
@@ -89,7 +89,7 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
     help="and the others so many seconds apart on average.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result.")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page with charts.")
+@report_option
 @json_option
 def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, **options: Any) -> None:
     """Compare routing policies on a simulated fleet, in virtual time, without a GPU.

@@ -56,6 +56,20 @@ async def test_policies_are_checked_before_anything_starts():
     assert "no policy is called 'best'" in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--policy", "sglang"), "--policy does nothing here: it needs --simulate"),
+        (("--simulate", "2", "--endpoint", "127.0.0.1:1"), "--endpoint does nothing here"),
+        (("--report", "/nowhere/report.html"), "cannot write to the folder /nowhere"),
+    ],
+)
+async def test_mistakes_are_told_before_anything_is_sent(arguments, complaint):
+    code, _, err = await bench_fleet(*arguments)
+    assert code == 2
+    assert complaint in err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_on_simulated_fleets():

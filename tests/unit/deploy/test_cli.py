@@ -266,6 +266,14 @@ def test_doctor_refuses_a_size_that_is_none(radixfleet):
     assert "8GiB" in err
 
 
+def test_a_folder_that_cannot_be_made_is_one_line(radixfleet):
+    code, out, err = radixfleet("monitoring", "/proc/x")
+    assert (code, out) == (1, "")
+    assert err.startswith("radixfleet: ")
+    assert err.count("\n") == 1
+    assert "/proc/x" in err
+
+
 def test_up_names_a_wrong_setting_before_anything_starts(radixfleet):
     code, _, err = radixfleet("up", "--model", "demo", "--page-size", "7")
     assert code == 2
