@@ -1,7 +1,8 @@
 """A fleet on one machine: a router and N workers as child processes.
 
 The router comes first and the workers register with it. The fleet is ready when the router has heard from every worker
-that it serves. A child that dies later is restarted, with a pause that grows while it keeps dying.
+that it serves. A child that dies later is restarted, with a pause that grows while it keeps dying. The router stops
+first, and drains while the workers still serve, so that running streams end as they would have.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from deploy.processes import Child, ChildSpec
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
 from radixfleet.errors import RadixfleetError
+from radixfleet.retry import RetryPolicy
 
 Progress = Callable[[str], None]
 """Told, in words, what happens. Called often; the same text may come again."""
@@ -29,6 +31,9 @@ _POLL_S = 0.2
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _HEALTHY_S = 60.0
+_COUNT_TIMEOUT_S = 2.0
+_STOP_MARGIN_S = 15.0
+"""Beyond its drain: an engine has 10 s to end, a server 5 s to flush."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,8 @@ class FleetSpec:
     run_dir: Path
     endpoint: Callable[[str], Endpoint] = Endpoint
     """Makes of the router's address what is dialled: with TLS and a key, where the options ask for them."""
-    stop_grace_s: float = 15.0
+    drain_grace_s: float = 30.0
+    """The longest that router or workers let running requests go on once they are told to stop."""
 
     def router(self) -> ChildSpec:
         """The router's process."""
@@ -81,7 +87,7 @@ class LocalFleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress("stopping")
+        self._progress(stopping_text(await self._running_requests(), self._spec.drain_grace_s))
         await self._stop()
 
     @property
@@ -159,8 +165,26 @@ class LocalFleet:
             ports += ["--http-port", self.http_endpoint.rpartition(":")[2]]
         return replace(spec, arguments=(*spec.arguments, *ports))
 
+    async def _running_requests(self) -> int | None:
+        """Through the router; None where it does not say."""
+        with suppress(RadixfleetError, OSError):
+            async with Client(self.target, timeout_s=_COUNT_TIMEOUT_S, retry=RetryPolicy(retries=0)) as client:
+                return (await client.fleet()).fleet.requests_in_flight
+        return None
+
     async def _stop(self) -> None:
-        workers = [child for name, child in self._children.items() if name != "router"]
-        await asyncio.gather(*(child.stop(self._spec.stop_grace_s) for child in workers))
+        grace_s = self._spec.drain_grace_s + _STOP_MARGIN_S
         if router := self._children.get("router"):
-            await router.stop(self._spec.stop_grace_s)
+            await router.stop(grace_s)
+        workers = [child for name, child in self._children.items() if name != "router"]
+        await asyncio.gather(*(child.stop(grace_s) for child in workers))
+
+
+def stopping_text(running: int | None, grace_s: float) -> str:
+    """What a fleet that stops waits for; `running`: requests, None where nobody knows."""
+    if running == 0:
+        return "stopping"
+    wait = f"up to {grace_s:g} s; Ctrl-C again cuts them"
+    if running is None:
+        return f"stopping: requests that run may end, {wait}"
+    return f"stopping: {running} request{'s run' if running > 1 else ' runs'}, {wait}"

@@ -29,6 +29,9 @@ _DECIDED_HERE = frozenset(
 )
 """Worker settings that `up` does not offer."""
 
+_BESIDE_A_FILE = frozenset({"fleet_file", "run_dir"})
+"""Options that --fleet leaves to the command line."""
+
 
 @click.command()
 @click.option("--workers", "num_workers", type=click.IntRange(1, 64), default=1, show_default=True, help="How many.")
@@ -80,8 +83,8 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     """Run a router and workers on this machine until Ctrl-C.
 
     The workers share the machine: a GPU each, or equal parts of cores and memory. One that dies is started again.
-    Options from --config on are those of `radixfleet worker`, and hold for every worker; --log-level and --log-json
-    hold for the router as well.
+    Options from --config on are those of `radixfleet worker`, and hold for every worker; --log-level, --log-json
+    and --drain-grace-s hold for the router as well. On Ctrl-C running requests may end within --drain-grace-s.
 
     \b
     radixfleet up --workers 2 --model demo
@@ -93,9 +96,10 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     """
     console = Console(stderr=True, highlight=False)
     if fleet_file is not None:
+        _refuse_beside_a_file(click.get_current_context())
         return _up_file(fleet_file, run_dir, console)
     settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
-    run_dir = run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-"))
+    run_dir = _usable(run_dir)
     access = LocalAccess.from_settings(settings, run_dir)
     spec = FleetSpec(
         num_workers=num_workers,
@@ -106,20 +110,51 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
             "metrics_port": router_metrics_port,
             "http_port": http_port,
             "policy": policy,
+            "drain_grace_s": settings.drain_grace_s,
         },
         worker_options={"config": config, **worker_options, **access.options},
         run_dir=run_dir,
         endpoint=access.endpoint,
+        drain_grace_s=settings.drain_grace_s,
     )
     with Progress(console) as progress:
         resolve_model(settings.model, lambda text: progress(f"model: {text}"))
         return asyncio.run(_keep_up(spec, access, console, progress))
 
 
+def _refuse_beside_a_file(context: click.Context) -> None:
+    """Raises UsageError where an option was given that a fleet.yaml decides."""
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in _BESIDE_A_FILE
+        and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(
+            f"{', '.join(given)} cannot be given with --fleet: write it in the file, under the settings of routers or "
+            "of a model (number of workers: `workers`)"
+        )
+
+
+def _usable(run_dir: Path | None) -> Path:
+    """The folder, made where it is missing. Raises UsageError where nothing can be written there."""
+    if run_dir is None:
+        return Path(tempfile.mkdtemp(prefix="radixfleet-"))
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=run_dir):
+            return run_dir
+    except OSError as error:
+        raise click.UsageError(
+            f"--run-dir {run_dir} cannot be written ({error.strerror}): choose another folder"
+        ) from error
+
+
 def _up_file(file: Path, run_dir: Path | None, console: Console) -> int:
     """Run the fleet of a file."""
     file_spec = read_spec(file)
-    spec, access = on_one_machine(file_spec, run_dir or Path(tempfile.mkdtemp(prefix="radixfleet-")))
+    spec, access = on_one_machine(file_spec, _usable(run_dir))
     with Progress(console) as progress:
         for model in file_spec.models:
             path = file_spec.worker_settings(model)["model"]

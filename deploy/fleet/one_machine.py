@@ -16,6 +16,7 @@ from deploy.local_fleet import FleetSpec
 from deploy.machine import worker_share
 from deploy.processes import ChildSpec
 from radixfleet.settings import check
+from router.config import RouterSettings
 from worker.config import WorkerSettings
 
 
@@ -65,6 +66,13 @@ def on_one_machine(spec: FileSpec, run_dir: Path) -> tuple[MachineFleet, LocalAc
         worker_options={},
         run_dir=run_dir,
         endpoint=access.endpoint,
+        drain_grace_s=_longest_drain(spec),
         workers=tuple((name, {**shared, **settings}) for name, settings in workers),
     )
     return fleet, access
+
+
+def _longest_drain(spec: FileSpec) -> float:
+    router = check(RouterSettings, spec.router_settings(0), "routers")
+    workers = [check(WorkerSettings, spec.worker_settings(model), model) for model in spec.models]
+    return max(settings.drain_grace_s for settings in (router, *workers))

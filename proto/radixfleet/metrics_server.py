@@ -134,7 +134,10 @@ class MetricsServer:
         try:
             self._server = make_server(host, port, app, kind, handler_class=_SilentHandler)
         except OSError as error:
-            reason = f"cannot serve metrics at {host}:{port} ({error.strerror}): choose another port, or 0 for any"
+            reason = (
+                f"cannot serve metrics at {host}:{port} ({error.strerror}): choose another --metrics-port, or 0 for "
+                "any (the router's under `radixfleet up`: --router-metrics-port)"
+            )
             raise OSError(error.errno, reason) from error
         self.port: int = self._server.server_port
         context = access.ssl_context()

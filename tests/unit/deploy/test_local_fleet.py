@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from deploy.local_fleet import FleetSpec
+from deploy.local_fleet import FleetSpec, LocalFleet, stopping_text
+from deploy.processes import Child, ChildSpec
 
 
 def spec(router_options: dict[str, Any], worker_options: dict[str, Any]) -> FleetSpec:
@@ -32,3 +34,37 @@ def test_router_and_workers_log_alike(given: dict[str, Any], expected: tuple[str
 def test_a_router_with_a_level_of_its_own_keeps_it() -> None:
     fleet = spec({"log_level": "warning"}, {"log_level": "debug"})
     assert fleet.router().arguments == ("router", "--log-level", "warning")
+
+
+class _Process:
+    """A child that notes when it is told to stop, and how long it may take."""
+
+    def __init__(self, name: str, stopped: list[tuple[str, float]]) -> None:
+        self.spec = ChildSpec(name, (), {})
+        self._stopped = stopped
+
+    async def stop(self, grace_s: float) -> None:
+        self._stopped.append((self.spec.name, grace_s))
+
+
+async def test_the_router_drains_first_and_every_child_has_its_whole_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[tuple[str, float]] = []
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        return cast("Child", _Process(child.name, stopped))
+
+    monkeypatch.setattr(Child, "start", start)
+    told: list[str] = []
+    fleet = LocalFleet(replace(spec({}, {}), drain_grace_s=60), told.append)
+    for child in (fleet._spec.router(), *(fleet._spec.worker(index, "127.0.0.1:1") for index in range(2))):
+        await fleet._launch(child)
+    await fleet.__aexit__(None, None, None)
+    assert [name for name, _ in stopped] == ["router", "worker-0", "worker-1"]
+    assert all(grace_s > 60 for _, grace_s in stopped)
+    assert told == ["stopping: requests that run may end, up to 60 s; Ctrl-C again cuts them"]
+
+
+def test_what_a_stopping_fleet_waits_for() -> None:
+    assert stopping_text(0, 30) == "stopping"
+    assert stopping_text(1, 30) == "stopping: 1 request runs, up to 30 s; Ctrl-C again cuts them"
+    assert stopping_text(4, 60) == "stopping: 4 requests run, up to 60 s; Ctrl-C again cuts them"

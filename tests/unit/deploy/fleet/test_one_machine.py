@@ -47,3 +47,8 @@ def test_the_least_number_of_workers_of_every_model_each_with_its_settings(text:
 def test_the_router_has_the_files_settings(text: str, tmp_path: Path) -> None:
     fleet, _ = on_one_machine(parse_spec(text), tmp_path / "run")
     assert settings_of(tuple(fleet.router().arguments))["policy"] == "sglang"
+
+
+def test_stopping_waits_for_the_longest_drain_of_the_file(text: str, tmp_path: Path) -> None:
+    longer = text.replace("threads: 3", "threads: 3, drain_grace_s: 90")
+    assert on_one_machine(parse_spec(longer), tmp_path / "run")[0].drain_grace_s == 90
