@@ -73,6 +73,5 @@ def on_one_machine(spec: FileSpec, run_dir: Path) -> tuple[MachineFleet, LocalAc
 
 
 def _longest_drain(spec: FileSpec) -> float:
-    router = check(RouterSettings, spec.router_settings(0), "routers")
-    workers = [check(WorkerSettings, spec.worker_settings(model), model) for model in spec.models]
-    return max(settings.drain_grace_s for settings in (router, *workers))
+    of_workers = [check(WorkerSettings, spec.worker_settings(model), model).drain_grace_s for model in spec.models]
+    return max(check(RouterSettings, spec.router_settings(0), "routers").drain_grace_s, *of_workers)
