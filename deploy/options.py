@@ -21,6 +21,25 @@ def _check_folder(_context: click.Context, _parameter: click.Parameter, value: P
     return value
 
 
+def objective_options(command: Command) -> Command:
+    """Adds `--slo-ttft` and `--slo-itl`: what a request must keep to count as good, in seconds."""
+    within = click.option(
+        "--slo-ttft",
+        type=click.FloatRange(0),
+        default=1.0,
+        show_default=True,
+        help="A good request has its first token within so many seconds,",
+    )
+    apart = click.option(
+        "--slo-itl",
+        type=click.FloatRange(0),
+        default=0.05,
+        show_default=True,
+        help="and the others so many seconds apart on average.",
+    )
+    return within(apart(command))
+
+
 def report_option(command: Command) -> Command:
     """Adds `--report`: a file for an HTML page, in a folder that is there."""
     return click.option(

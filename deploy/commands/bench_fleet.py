@@ -18,7 +18,7 @@ from rich.progress import Progress as ProgressBar
 
 from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, Target, UnfitWorkload, measure, simulated_fleet, survey
 from deploy.lab.tables import ratios_table, results_tables
-from deploy.options import endpoint_option, json_option, report_option
+from deploy.options import endpoint_option, json_option, objective_options, report_option
 from deploy.progress import Progress as Told
 from loadtest.catalog import CATALOG
 from loadtest.driver import Driven, Progress
@@ -91,20 +91,7 @@ class _Run:
     show_default=True,
     help="With --simulate: size of each KV pool.",
 )
-@click.option(
-    "--slo-ttft",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="A good request has its first token within so many seconds,",
-)
-@click.option(
-    "--slo-itl",
-    type=click.FloatRange(0),
-    default=0.05,
-    show_default=True,
-    help="and the others so many seconds apart on average.",
-)
+@objective_options
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same requests.")
 @report_option
 @json_option

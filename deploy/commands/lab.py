@@ -16,7 +16,7 @@ from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
 from deploy.lab.presets import PRESETS
 from deploy.lab.simulation import prepare
 from deploy.lab.tables import results_tables
-from deploy.options import json_option, report_option
+from deploy.options import json_option, objective_options, report_option
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
 from loadtest.statistics import Objective
@@ -74,20 +74,7 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
     show_default=True,
     help="Seconds by which a worker's reports are late.",
 )
-@click.option(
-    "--slo-ttft",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="A good request has its first token within so many seconds,",
-)
-@click.option(
-    "--slo-itl",
-    type=click.FloatRange(0),
-    default=0.05,
-    show_default=True,
-    help="and the others so many seconds apart on average.",
-)
+@objective_options
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result.")
 @report_option
 @json_option

@@ -12,6 +12,7 @@ import io
 import json
 import time
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -209,7 +210,7 @@ def block_hash(prefix: list[int]) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-class _Servicer:
+class _Servicer(ABC):
     """What both dialects have in common."""
 
     pb: Any
@@ -321,11 +322,13 @@ class _Servicer:
             if call.request.request_id == request_id:
                 call.aborted.set()
 
+    @abstractmethod
     def limit(self, sampling: Any) -> int:
-        raise NotImplementedError
+        """Tokens to answer with at most."""
 
+    @abstractmethod
     def messages(self, call: EngineCall, index: int, told: list[int], new: list[int], reason: str) -> list[Any]:
-        raise NotImplementedError
+        """What the dialect says of `new` tokens, after which `told` are all."""
 
     def logprobs(self, tokens: list[int], tops: int) -> Any:
         """Each token at -1, the likeliest beside it at -0.5, in the wrong order."""
