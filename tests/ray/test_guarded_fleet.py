@@ -72,7 +72,7 @@ class Guarded:
 
     def generate(self, router: str) -> dict[str, Any]:
         """A completion of PROMPT."""
-        arguments = ("generate", "--raw", "--prompt", PROMPT, "--max-new-tokens", "4", "--json")
+        arguments = ("generate", "--raw", "--prompt", PROMPT, "--max-new-tokens", "4", "--ignore-eos", "--json")
         done = self.client(*arguments, router=router, key=self.key)
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))

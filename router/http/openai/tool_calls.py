@@ -7,7 +7,8 @@ Models of the Hermes and Qwen families write a call as
     </tool_call>
 
 with text before, between and behind. The text goes on as it comes; what might be the beginning of a mark is held back
-until it is clear. What stands between marks and is no call is text after all, marks included.
+until it is clear. White space alone between calls, and behind the last, is part of the notation and left out, so it is
+held back as well. What stands between marks and is no call is text after all, marks included.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ class ToolCallFinder:
 
     def __init__(self) -> None:
         self._held = ""
-        """Behind an opening mark all since it, else what may be the beginning of one."""
+        """Behind an opening mark all since it, else what may be the beginning of one or the notation between calls."""
         self._is_inside = False
+        self._is_after_call = False
+        """Since the last call nothing but white space has come."""
         self.num_calls = 0
 
     def push(self, text: str) -> list[Found]:
@@ -55,7 +58,9 @@ class ToolCallFinder:
         if not self._held:
             return []
         held, self._held = self._held, ""
-        return [self._call(held, held.removeprefix(_OPEN)) if self._is_inside else held]
+        if self._is_inside:
+            return [self._call(held, held.removeprefix(_OPEN))]
+        return [] if self._is_notation(held) else [held]
 
     def _next(self) -> Found | None:
         """Take the next certain item off what is held, perhaps an empty text; None: more text is needed."""
@@ -63,20 +68,21 @@ class ToolCallFinder:
             inside, mark, rest = self._held.removeprefix(_OPEN).partition(_CLOSE)
             if not mark:
                 return None
-            self._is_inside, self._held = False, rest
-            return self._call(f"{_OPEN}{inside}{_CLOSE}", inside)
+            item = self._call(f"{_OPEN}{inside}{_CLOSE}", inside)
+            self._is_inside, self._held, self._is_after_call = False, rest, isinstance(item, ToolCall)
+            return item
         text, mark, rest = self._held.partition(_OPEN)
         if mark:
             self._is_inside, self._held = True, _OPEN + rest
-            return self._between(text)
-        kept = _beginning(text)
-        certain = text[: len(text) - kept]
-        self._held = text[len(certain) :]
-        return self._between(certain) if certain else None
+            return "" if self._is_notation(text) else text
+        certain = text[: len(text) - _beginning(text)]
+        if not certain or self._is_notation(certain):
+            return None
+        self._held, self._is_after_call = text[len(certain) :], False
+        return certain
 
-    def _between(self, text: str) -> str:
-        """Line breaks around calls are part of the notation."""
-        return "" if self.num_calls and not text.strip() else text
+    def _is_notation(self, text: str) -> bool:
+        return self._is_after_call and not text.strip()
 
     def _call(self, whole: str, inside: str) -> Found:
         try:

@@ -74,6 +74,10 @@ def test_text_is_not_held_back_longer_than_a_mark_may_begin() -> None:
     assert finder.push("at") == ["<tool_cat"]
 
 
+def test_white_space_belongs_to_the_text_that_has_begun_behind_a_call() -> None:
+    assert read(CALL, "\n", "text", "\n") == read(f"{CALL}\ntext\n") == [("weather", {"city": "Bern"}), "\ntext\n"]
+
+
 @given(
     st.lists(st.sampled_from(["x", "<", "<tool_call>", "</tool_call>", CALL, "\n", "tool_call>", '{"name": "f"}'])),
     st.data(),
