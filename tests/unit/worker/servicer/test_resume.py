@@ -23,7 +23,7 @@ async def test_a_drained_worker_takes_requests_again():
             await client.complete("hello", max_new_tokens=2, timeout_s=0.5)
         await stub.Resume(worker_pb2.ResumeRequest())
         assert worker.feed.status is WorkerStatus.SERVING
-        assert (await client.complete("hello", max_new_tokens=2)).usage.completion_tokens == 2
+        assert (await client.complete("hello", max_new_tokens=2, ignore_eos=True)).usage.completion_tokens == 2
 
 
 async def test_a_drain_that_waits_is_called_off_and_aborts_nothing():
