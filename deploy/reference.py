@@ -1,4 +1,4 @@
-"""The README's tables of settings and metrics, made from the code: `python -m deploy.reference` rewrites them in place.
+"""Tables of settings and metrics, made from the code: `python -m deploy.reference` rewrites them in the documents.
 
 Each table stands between `<!-- settings: NAME -->`, or `<!-- metrics: NAME -->`, and `<!-- end -->`. A test compares
 what is committed.
@@ -7,7 +7,6 @@ what is committed.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from radixfleet.settings import ProcessSettings, click_options
 from router.config import RouterSettings
 from worker.config import WorkerSettings
 
+DOCUMENTS = ("README.md", "deploy/monitoring/METRICS.md")
 SETTINGS: Mapping[str, type[ProcessSettings]] = {"worker": WorkerSettings, "router": RouterSettings}
 _TABLE = re.compile(r"(<!-- (settings|metrics): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NOTES = re.compile(r"^(?P<text>.*?)\s*\[(?P<notes>[^\]]*)\]$", re.DOTALL)
@@ -50,7 +50,7 @@ def metrics_table(process: str) -> str:
 
 
 def with_tables(text: str) -> str:
-    """The README's text with every table made anew."""
+    """A document's text with every table made anew."""
     return _TABLE.sub(lambda found: found[1] + _table(found[2], found[3]) + found[4], text)
 
 
@@ -59,9 +59,10 @@ def _table(kind: str, process: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the tables of a README."""
-    path = Path(sys.argv[1] if len(sys.argv) > 1 else "README.md")
-    path.write_text(with_tables(path.read_text()))
+    """Rewrite the tables of all documents."""
+    root = Path(__file__).parents[1]
+    for path in (root / name for name in DOCUMENTS):
+        path.write_text(with_tables(path.read_text()))
 
 
 if __name__ == "__main__":

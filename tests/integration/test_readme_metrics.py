@@ -1,4 +1,4 @@
-"""Every metric that the README names exists on a live endpoint."""
+"""Every metric that the documents name exists on a live endpoint."""
 
 import asyncio
 import re
@@ -7,13 +7,15 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from deploy.reference import DOCUMENTS
 from radixfleet.client import Client
 from router.app import running_router
 from router.config import RouterSettings
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+NAMED = "".join((ROOT / name).read_text() for name in DOCUMENTS)
 
 
 def scrape(port: int) -> set[str]:
@@ -26,7 +28,7 @@ def scrape(port: int) -> set[str]:
     return names
 
 
-async def test_every_metric_that_the_readme_names_is_exported():
+async def test_every_metric_that_the_documents_name_is_exported():
     """Behaviour 63."""
     async with (
         sim_worker() as worker,
@@ -38,6 +40,6 @@ async def test_every_metric_that_the_readme_names_is_exported():
         known = await asyncio.to_thread(scrape, worker.metrics_port) | await asyncio.to_thread(
             scrape, router.metrics_port
         )
-    named = set(re.findall(r"\bradixfleet_(?:worker|router)_\w+", README))
+    named = set(re.findall(r"\bradixfleet_(?:worker|router)_\w+", NAMED))
     assert len(named) > 10
     assert named - known == set()

@@ -1,11 +1,11 @@
-"""The README's tables are those of the settings classes and of the metrics' registries."""
+"""The documents' tables are those of the settings classes and of the metrics' registries."""
 
 from pathlib import Path
 
 from deploy.monitoring.catalog import PROCESSES, families
-from deploy.reference import SETTINGS, metrics_table, settings_table, with_tables
+from deploy.reference import DOCUMENTS, SETTINGS, metrics_table, settings_table, with_tables
 
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_setting_has_a_row():
@@ -15,9 +15,9 @@ def test_every_setting_has_a_row():
             assert f"`--{name.replace('_', '-')}`" in table
 
 
-def test_the_readme_is_up_to_date():
+def test_the_documents_are_up_to_date():
     """On failure: python -m deploy.reference"""
-    text = README.read_text()
+    text = "".join((ROOT / name).read_text() for name in DOCUMENTS)
     for name in SETTINGS:
         assert f"<!-- settings: {name} -->" in text
     for name in PROCESSES:
