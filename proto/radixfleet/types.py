@@ -184,3 +184,5 @@ class Usage:
     queue_s: float
     prefill_s: float
     decode_s: float
+    cached_tokens_unknown: bool = False
+    """The engine does not tell; `cached_tokens` is 0."""

@@ -526,6 +526,7 @@ class Started(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    COUNTS_FOLLOW_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     execution_id: _builtins.str
     """Unique to this run of this request; Worker.Abort takes it. Also sent as initial metadata "radixfleet-execution-id"."""
@@ -533,6 +534,10 @@ class Started(_message.Message):
     prompt_tokens: _builtins.int
     cached_tokens: _builtins.int
     """Prompt tokens whose KV the worker found in its cache; with `generated`, perhaps some of those too."""
+    counts_follow: _builtins.bool
+    """The engine tells its counts at the end alone, with the usage: cached_tokens is 0 here, and prompt_tokens too where the
+    prompt's tokens are not known. Engines that speak nothing but OpenAI's HTTP do so.
+    """
     @_builtins.property
     def route(self) -> Global___RouteDecision:
         """How the router chose; absent from a worker that was called directly."""
@@ -546,10 +551,11 @@ class Started(_message.Message):
         prompt_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
         route: Global___RouteDecision | None = ...,
+        counts_follow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_route", b"_route", "route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_route", b"_route", "cached_tokens", b"cached_tokens", "execution_id", b"execution_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_route", b"_route", "cached_tokens", b"cached_tokens", "counts_follow", b"counts_follow", "execution_id", b"execution_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__route: _TypeAlias = _typing.Literal["route"]  # noqa: Y015
     _WhichOneofArgType__route: _TypeAlias = _typing.Literal["_route", b"_route"]  # noqa: Y015
@@ -595,7 +601,9 @@ Global___RouteDecision: _TypeAlias = RouteDecision  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """New tokens. The text is what the tokens so far have made certain: a character split over two tokens arrives with the second."""
+    """New tokens. The text is what the tokens so far have made certain: a character split over two tokens arrives with the second.
+    Engines that speak nothing but OpenAI's HTTP may tell text alone, without token_ids.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -731,6 +739,7 @@ class Usage(_message.Message):
     QUEUE_S_FIELD_NUMBER: _builtins.int
     PREFILL_S_FIELD_NUMBER: _builtins.int
     DECODE_S_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_UNKNOWN_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """The prompt counts once, also with n > 1."""
     cached_tokens: _builtins.int
@@ -740,6 +749,8 @@ class Usage(_message.Message):
     """Waiting for the first step, computing the prompt until the first token, generating. Measured on the worker."""
     prefill_s: _builtins.float
     decode_s: _builtins.float
+    cached_tokens_unknown: _builtins.bool
+    """The engine does not tell how much of the prompt it had cached; cached_tokens is 0."""
     def __init__(
         self,
         *,
@@ -749,10 +760,11 @@ class Usage(_message.Message):
         queue_s: _builtins.float = ...,
         prefill_s: _builtins.float = ...,
         decode_s: _builtins.float = ...,
+        cached_tokens_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "decode_s", b"decode_s", "prefill_s", b"prefill_s", "prompt_tokens", b"prompt_tokens", "queue_s", b"queue_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "cached_tokens_unknown", b"cached_tokens_unknown", "completion_tokens", b"completion_tokens", "decode_s", b"decode_s", "prefill_s", b"prefill_s", "prompt_tokens", b"prompt_tokens", "queue_s", b"queue_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
