@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
 import xxhash
 
 from radixfleet.blocks import BLOCK_TOKENS
+from router.policies import Policy
 from router.policies.policy import cheapest, reason_for
 from router.view import NOBODY, Ranking, RequestView, WorkerView, eligible
 
@@ -233,3 +234,17 @@ class Dealt:
         group = self._groups.setdefault(int(request.block_hashes[0]), len(self._groups))
         home = candidates[group % len(candidates)].slot
         return Ranking(home, "hash", {worker.slot: float(worker.slot != home) for worker in candidates})
+
+
+def _by_name(*policies: Policy) -> dict[str, Policy]:
+    return {policy.name: policy for policy in policies}
+
+
+CANDIDATES: Mapping[str, Policy] = _by_name(
+    *(backlog(0.1), backlog(0.3), backlog(1.0), falling(1.0), product(), predicted_ttft(), AffinityGate(), TwoHashes()),
+    *(relative(0.2, 1, 8), weighted(0.2, 1 / 32), weighted(0.2, 1 / 16), weighted(0.2, 1 / 8)),
+    *(discounted("linear"), discounted("squares"), discounted("none")),
+    *(discounted("hyperbola", 3, queue=1, patience=3, requests=tokens) for tokens in (5, 20)),
+    *(shape(power=1, batch=0.5), shape(power=2, batch=2), shape(place=0)),
+)
+"""By name: what lost to the default."""
