@@ -14,6 +14,19 @@ from deploy.endpoints import DEFAULT_ENDPOINT, DEFAULT_PORT, Command, endpoint_o
 __all__ = ["DEFAULT_ENDPOINT", "DEFAULT_PORT", "endpoint_option", "json_option", "to_arguments"]
 
 
+class Several(click.ParamType):
+    """Values of one type with commas between them; gives a tuple of them, each once."""
+
+    def __init__(self, each: click.ParamType) -> None:
+        self.each = each
+        self.name = f"{each.name},..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+        """Raises BadParameter for a part that the type refuses."""
+        parts = value.split(",") if isinstance(value, str) else value
+        return tuple(dict.fromkeys(self.each.convert(part, param, ctx) for part in parts))
+
+
 def _check_folder(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> Path | None:
     """Before a run of minutes, and not after it."""
     if value is not None and not os.access(value.parent, os.W_OK):

@@ -33,8 +33,9 @@ p.note { max-width: 60em }
 _NOTE = (
     "Ceiling: what one cache for all workers that forgets nothing would have hit. Reachable: what the eligible worker "
     "that held most of each prompt was thought to hold. Predicted: the same of the chosen worker. Hit: what it really "
-    "had. From one to the next the loss is the workload's churn, the routing's, and the index's. Every chart has "
-    "names and numbers under the pointer."
+    "had. What is not hit was lost to the index (predicted, and not there), to routing (another worker was cheaper), "
+    "is gone (evicted, or not computed yet), or new. Predictions are off by what was predicted too much or too little "
+    "in each request, as a share of what was found. Every chart has names and numbers under the pointer."
 )
 
 _FIGURES: Mapping[str, Callable[[Summary], str]] = {
@@ -42,6 +43,11 @@ _FIGURES: Mapping[str, Callable[[Summary], str]] = {
     "predicted": lambda s: f"{s.predicted_rate:.3f}",
     "reachable": lambda s: f"{s.reachable_rate:.3f}",
     "ceiling": lambda s: f"{s.ceiling:.3f}",
+    "lost to index": lambda s: f"{s.split.index:.3f}",
+    "to routing": lambda s: f"{s.split.routing:.3f}",
+    "gone": lambda s: f"{s.split.gone:.3f}",
+    "new": lambda s: f"{s.split.new:.3f}",
+    "predictions off": lambda s: f"{100 * s.request_prediction_error:.1f} %",
     "TTFT s, mean": lambda s: number(s.ttft_s.mean),
     "p50": lambda s: number(s.ttft_s.p50),
     "p90": lambda s: number(s.ttft_s.p90),

@@ -52,6 +52,25 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Where the prompt tokens went: five shares of them that together make 1, named by what the hit was lost to.
+
+    The router's four counters (asked, reachable, predicted, actual) give the first three and the sum of the last two,
+    the workload's part. A worker may find more than was predicted, for it knows of its last step; that counts as hit.
+    """
+
+    hit: float
+    index: float
+    """Predicted, and not there."""
+    routing: float
+    """On an eligible worker, but another one was cheaper."""
+    gone: float
+    """An earlier prompt or answer had them, but no eligible worker does: evicted, or not computed yet."""
+    new: float
+    """In no earlier prompt or answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """One run in figures. Rates are shares of prompt tokens, throughputs are per second of the whole run."""
 
@@ -66,6 +85,8 @@ class Summary:
     """ceiling - reachable: evicted, or not computed yet. reachable - predicted: given up for a less loaded worker."""
     predicted_rate: float
     """predicted - hit: the error of the router's index."""
+    mispredicted_rate: float
+    """Sum of |predicted - found| over the requests: too much and too little do not make up for each other."""
     ttft_s: Percentiles
     queue_s: Percentiles
     """From arrival to the first step."""
@@ -91,8 +112,27 @@ class Summary:
 
     @property
     def prediction_error(self) -> float:
-        """How far predicted and found cached tokens are apart, as a share of what was found."""
+        """How far predicted and found cached tokens are apart in sum, as a share of what was found."""
         return abs(self.predicted_rate - self.hit_rate) / self.hit_rate if self.hit_rate else self.predicted_rate
+
+    @property
+    def request_prediction_error(self) -> float:
+        """The same by the request: how far they are apart in each, as a share of what was found in all."""
+        return self.mispredicted_rate / self.hit_rate if self.hit_rate else self.mispredicted_rate
+
+    @property
+    def split(self) -> Split:
+        """Where the prompt tokens went."""
+        predicted = max(self.hit_rate, self.predicted_rate)
+        reachable = max(predicted, self.reachable_rate)
+        ceiling = max(reachable, self.ceiling)
+        return Split(
+            hit=self.hit_rate,
+            index=predicted - self.hit_rate,
+            routing=reachable - predicted,
+            gone=ceiling - reachable,
+            new=1.0 - ceiling,
+        )
 
 
 def summarize(result: RunResult, objective: Objective) -> Summary:
@@ -112,6 +152,7 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
         ceiling=sum(outcome.ceiling_tokens for outcome in begun) / prompt_tokens,
         reachable_rate=sum(outcome.reachable_tokens for outcome in begun) / prompt_tokens,
         predicted_rate=sum(outcome.predicted_tokens for outcome in begun) / prompt_tokens,
+        mispredicted_rate=sum(abs(each.predicted_tokens - each.cached_tokens) for each in begun) / prompt_tokens,
         ttft_s=Percentiles.of(_since_arrival(begun, "first_token_s")),
         queue_s=Percentiles.of(_since_arrival(begun, "started_s")),
         inter_token_s=Percentiles.of(result.gaps_s, result.gap_tokens),

@@ -16,7 +16,7 @@ from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
 from deploy.lab.presets import PRESETS
 from deploy.lab.simulation import prepare
 from deploy.lab.tables import results_tables
-from deploy.options import json_option, objective_options, report_option
+from deploy.options import Several, json_option, objective_options, report_option
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
 from loadtest.statistics import Objective
@@ -57,14 +57,21 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
     help="Tokens that each hash id of a trace stands for.",
 )
 @click.option(
-    "--routers", type=click.IntRange(1, 64), default=1, show_default=True, help="Routers that share the requests."
+    "--routers",
+    type=Several(click.IntRange(1, 64)),
+    default="1",
+    show_default=True,
+    metavar="NUMBER,...",
+    help="Routers that share the requests; several numbers are compared.",
 )
 @click.option(
     "--truth",
-    type=click.Choice(["deltas", "receipts"]),
+    "truths",
+    type=Several(click.Choice(["deltas", "receipts"])),
     default="deltas",
     show_default=True,
-    help="What routers learn of caches: every change, or only what each request found.",
+    metavar="deltas|receipts,...",
+    help="What routers learn of caches: every change, or only what each request found; both are compared.",
 )
 @click.option(
     "--report-delay",
@@ -88,13 +95,14 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
     radixfleet lab
     radixfleet lab --workload zipf --workers 16 --policy min_cost,sglang,round_robin --report zipf.html
     radixfleet lab --workload traffic.jsonl --speed 4 --gpu h100-8b,a100-8b --json
+    radixfleet lab --workload working-set-1.5 --policy min_cost --truth deltas,receipts --routers 1,2
 
     A file has a JSON object a line: timestamp (ms), input_length, output_length, and hash_ids, one for each 512 tokens
     of the prompt; equal ids mean equal prompts up to there. This is the form of the traces that Mooncake published.
     """
     experiment = Experiment(**options)
     try:
-        policies, arrivals = experiment.chosen_policies(), experiment.arrivals()
+        variants, arrivals = experiment.variants(), experiment.arrivals()
     except (ExperimentError, TraceError) as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
@@ -104,13 +112,13 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
         preparing = progress.add_task("hashing prompts", total=len(arrivals))
         workload = prepare(arrivals, lambda done: progress.update(preparing, completed=done))
         progress.remove_task(preparing)
-        tasks = {policy.name: progress.add_task(policy.name, total=len(arrivals), start=False) for policy in policies}
+        tasks = {each.name: progress.add_task(each.name, total=len(arrivals), start=False) for each in variants}
 
-        def show(policy: str, ended: int) -> None:
-            progress.start_task(tasks[policy])
-            progress.update(tasks[policy], completed=ended)
+        def show(name: str, ended: int) -> None:
+            progress.start_task(tasks[name])
+            progress.update(tasks[name], completed=ended)
 
-        runs = compare(policies, experiment.setup(), workload, Objective(slo_ttft, slo_itl), show)
+        runs = compare(variants, workload, Objective(slo_ttft, slo_itl), show)
     if report is not None:
         _write_report(report, facts, runs)
     if as_json:
@@ -165,6 +173,8 @@ def _as_object(
             | {
                 "max_to_mean_work": run.summary.max_to_mean_work,
                 "prediction_error": run.summary.prediction_error,
+                "request_prediction_error": run.summary.request_prediction_error,
+                "split": dataclasses.asdict(run.summary.split),
             }
             for run in runs
         ],

@@ -1,9 +1,9 @@
-"""Policies side by side on one workload and one fleet."""
+"""Policies side by side on one workload, under one or several ways of knowing the fleet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from deploy.lab.simulation import Prepared, Setup, Simulation
@@ -12,24 +12,34 @@ from loadtest.statistics import Objective, Summary, summarize
 from router.policies import Policy
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is run once: a policy in a setup."""
+
+    name: str
+    """Unlike that of any other variant of the comparison."""
+    policy: Policy
+    setup: Setup
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """One policy's result, and its figures."""
+    """One variant's result, and its figures. Both call the policy by the variant's name."""
 
     result: RunResult
     summary: Summary
 
 
 def compare(
-    policies: Sequence[Policy],
-    setup: Setup,
+    variants: Sequence[Variant],
     workload: Prepared,
     objective: Objective,
-    on_progress: Callable[[str, int], None] = lambda policy, ended: None,
+    on_progress: Callable[[str, int], None] = lambda name, ended: None,
 ) -> list[Run]:
-    """Run the workload under each policy. `on_progress` is told the policy and how many requests have ended."""
+    """Run the workload under each variant. `on_progress` is told its name and how many requests have ended."""
     runs = []
-    for policy in policies:
-        result = Simulation(policy, setup, workload).run(partial(on_progress, policy.name))
+    for variant in variants:
+        simulation = Simulation(variant.policy, variant.setup, workload)
+        result = replace(simulation.run(partial(on_progress, variant.name)), policy=variant.name)
         runs.append(Run(result, summarize(result, objective)))
     return runs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from deploy.lab.capacity import requests_per_s
+from deploy.lab.comparison import Variant
 from deploy.lab.presets import PRESETS, Preset
 from deploy.lab.simulation import Setup, Truth
 from loadtest.catalog import CATALOG, Size
@@ -44,8 +46,10 @@ class Experiment:
     load: float = 0.7
     speed: float | None = None
     id_tokens: int = ID_TOKENS
-    routers: int = 1
-    truth: Truth = "deltas"
+    routers: tuple[int, ...] = (1,)
+    """Each policy is run with each number of routers, ..."""
+    truths: tuple[Truth, ...] = ("deltas",)
+    """... and each way to know caches."""
     report_delay_s: float = 0.1
     seed: int = 0
 
@@ -82,15 +86,24 @@ class Experiment:
             return arrivals
         return self._replayed(path, self.rate * arrivals[-1].at_s / len(arrivals))
 
-    def setup(self) -> Setup:
-        """The fleet."""
-        return Setup(
-            presets=self.presets(),
-            seed=self.seed,
-            truth=self.truth,
-            report_delay_s=self.report_delay_s,
-            num_routers=self.routers,
-        )
+    def variants(self) -> list[Variant]:
+        """What is to be compared. Raises ExperimentError."""
+        presets, policies = self.presets(), self.chosen_policies()
+        found = []
+        for policy, routers, truth in product(policies, self.routers, self.truths):
+            # What tells it from the others; the policy where nothing does.
+            name = [policy.name] if len(policies) > 1 or len(self.routers) == len(self.truths) == 1 else []
+            name += [f"{routers} router" + "s" * (routers > 1)] if len(self.routers) > 1 else []
+            name += [truth] if len(self.truths) > 1 else []
+            setup = Setup(
+                presets=presets,
+                seed=self.seed,
+                truth=truth,
+                report_delay_s=self.report_delay_s,
+                num_routers=routers,
+            )
+            found.append(Variant(", ".join(name), policy, setup))
+        return found
 
     def facts(self, arrivals: Sequence[Arrival]) -> dict[str, str]:
         """What was run, for people."""
@@ -106,7 +119,8 @@ class Experiment:
             "fleet": f"{self.workers} workers: " + "; ".join(f"{name} ({it.source})" for name, it in kinds.items()),
             "KV pool": "; ".join(f"{it.kv_tokens:,} tokens" for it in kinds.values()) + " a worker",
             "offered load": f"{offered_load(presets, arrivals):.2f} of what the fleet could do with perfect caching",
-            "router": f"{self.routers}, knows caches by {self.truth}, reports {self.report_delay_s:g} s late",
+            "routers": f"{_either(self.routers)}, know caches by {_either(self.truths)}, "
+            f"reports {self.report_delay_s:g} s late",
         }
 
     def _generated(self) -> list[Arrival]:
@@ -137,6 +151,10 @@ def offered_load(presets: Sequence[Preset], arrivals: Sequence[Arrival]) -> floa
 def _rate(arrivals: Sequence[Arrival]) -> str:
     until_s = arrivals[-1].at_s
     return f"{len(arrivals) / until_s:.1f} a second" if until_s else "all at once"
+
+
+def _either(values: Sequence[object]) -> str:
+    return " or ".join(map(str, values))
 
 
 def _spread(lengths: Sequence[int]) -> str:

@@ -9,6 +9,12 @@ from rich.table import Table
 from loadtest.statistics import Summary
 from loadtest.svg import number
 
+_LEGEND = (
+    "hit rate + what was lost to the index's error, to routing elsewhere, gone (evicted, or not computed yet) and new "
+    "(seen before by nobody) = 1. off: predicted against found, as a share of what was found, in sum and request by "
+    "request"
+)
+
 
 def results_tables(summaries: Sequence[Summary]) -> tuple[Table, ...]:
     """What became of the prompt tokens, latencies, throughput: a row a policy in each."""
@@ -16,10 +22,15 @@ def results_tables(summaries: Sequence[Summary]) -> tuple[Table, ...]:
 
 
 def _caching(summaries: Sequence[Summary]) -> Table:
-    table = _table("prompt tokens", "hit rate", "predicted", "reachable", "ceiling")
+    """Hits, and what the others were lost to: a row of shares makes 1. Then how far predictions were off."""
+    table = _table("prompt tokens", "hit rate", "index", "routing", "gone", "new", "off, sum", "each")
     for summary in summaries:
-        shares = (summary.hit_rate, summary.predicted_rate, summary.reachable_rate, summary.ceiling)
-        table.add_row(summary.policy, *(f"{share:.3f}" for share in shares))
+        split = summary.split
+        shares = (split.hit, split.index, split.routing, split.gone, split.new)
+        errors = (summary.prediction_error, summary.request_prediction_error)
+        table.add_row(summary.policy, *(f"{share:.3f}" for share in shares), *(f"{100 * it:.1f}%" for it in errors))
+    table.caption = _LEGEND
+    table.caption_justify = "left"
     return table
 
 
@@ -36,7 +47,7 @@ def _latencies(summaries: Sequence[Summary]) -> Table:
 
 
 def _throughput(summaries: Sequence[Summary]) -> Table:
-    table = _table("a second", "output tokens", "requests", "good ones", "max/mean work", "busy", "failed")
+    table = _table("a second", "tokens out", "requests", "good ones", "max/mean work", "busy", "failed")
     for summary in summaries:
         table.add_row(
             summary.policy,

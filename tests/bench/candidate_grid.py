@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from deploy.lab.capacity import requests_per_s
-from deploy.lab.comparison import compare
+from deploy.lab.comparison import Variant, compare
 from deploy.lab.experiment import VOCAB_SIZE, Experiment
 from deploy.lab.simulation import Prepared, Setup, prepare
 from loadtest.statistics import Objective
@@ -88,9 +88,10 @@ class Cells:
         policies = self.lacking(spot, policies)
         if not policies:
             return
-        workload, setup, speed = _staged(spot)
+        workload, experiment, speed = _staged(spot)
         for policy in policies:
-            summary = compare([policy], setup, workload, Objective())[0].summary
+            setup = Setup(experiment.presets(), seed=spot.seed)
+            summary = compare([Variant(policy.name, policy, setup)], workload, Objective())[0].summary
             cell = Cell(
                 spot,
                 policy.name,
@@ -154,7 +155,7 @@ def ratios(standing: Mapping[str, Standing], name: str) -> tuple[float, float]:
     return ours.ttft_s / best_ttft_s, ours.output_tokens_per_s / most_tokens
 
 
-def _staged(spot: Spot) -> tuple[Prepared, Setup, float]:
+def _staged(spot: Spot) -> tuple[Prepared, Experiment, float]:
     if Path(spot.workload).is_file():
         return _stretch_of_trace(spot)
     experiment = Experiment(
@@ -167,10 +168,10 @@ def _staged(spot: Spot) -> tuple[Prepared, Setup, float]:
     )
     if spot.workload == PUBLISHED:
         experiment = Experiment(PUBLISHED, workers=8, gpus="a100-8b", seed=spot.seed)
-    return prepare(experiment.arrivals()), experiment.setup(), 0.0
+    return prepare(experiment.arrivals()), experiment, 0.0
 
 
-def _stretch_of_trace(spot: Spot) -> tuple[Prepared, Setup, float]:
+def _stretch_of_trace(spot: Spot) -> tuple[Prepared, Experiment, float]:
     """`spot.requests` requests from where the seed says, as fast as gives the fleet this load."""
     experiment = Experiment(spot.workload, workers=spot.workers, seed=spot.seed)
     whole = _trace(Path(spot.workload))
@@ -180,7 +181,7 @@ def _stretch_of_trace(spot: Spot) -> tuple[Prepared, Setup, float]:
     rate = spot.load * requests_per_s(experiment.presets(), stretch)
     speed = rate * recorded_s / len(stretch)
     arrivals = [replace(arrival, at_s=(arrival.at_s - stretch[0].at_s) / speed) for arrival in stretch]
-    return prepare(arrivals), experiment.setup(), speed
+    return prepare(arrivals), experiment, speed
 
 
 @cache

@@ -56,6 +56,31 @@ class TestSummary:
         assert (summary.reachable_rate, summary.ceiling) == (140 / 400, 160 / 400)
         assert summary.prediction_error == pytest.approx(0.4)
 
+    def test_predictions_too_high_and_too_low_do_not_make_up_for_each_other_by_the_request(self):
+        outcomes = [outcome(predicted_tokens=30, cached_tokens=50), outcome(predicted_tokens=60, cached_tokens=50)]
+        summary = summarize(result(outcomes), Objective())
+        assert summary.prediction_error == pytest.approx(0.1)
+        assert summary.request_prediction_error == pytest.approx(0.3)
+
+    def test_what_is_not_hit_is_lost_to_index_routing_and_workload(self):
+        """The four counters of prompt tokens, and what the workload never had."""
+        one = outcome(prompt_tokens=100, ceiling_tokens=90, reachable_tokens=70, predicted_tokens=50, cached_tokens=40)
+        split = summarize(result([one, one, failed()]), Objective()).split
+        shares = (split.hit, split.index, split.routing, split.gone, split.new)
+        assert shares == pytest.approx((0.4, 0.1, 0.2, 0.2, 0.1))
+
+    @pytest.mark.parametrize("found", [0, 45, 55, 75, 95, 100])
+    def test_the_parts_make_one_whatever_was_found(self, found: int):
+        """A worker may find more than was predicted, and tokens that no block of an earlier prompt had whole."""
+        one = outcome(
+            prompt_tokens=100, ceiling_tokens=90, reachable_tokens=70, predicted_tokens=50, cached_tokens=found
+        )
+        split = summarize(result([one]), Objective()).split
+        shares = (split.hit, split.index, split.routing, split.gone, split.new)
+        assert sum(shares) == pytest.approx(1.0)
+        assert min(shares) >= 0.0
+        assert split.hit == found / 100
+
     def test_rates_are_over_the_whole_run(self):
         outcomes = [outcome(0.0), outcome(2.5), outcome(2.5, first_token_s=3.9)]
         summary = summarize(result(outcomes), Objective(ttft_s=1.0, inter_token_s=0.2))

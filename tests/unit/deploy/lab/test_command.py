@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from deploy.commands.lab import lab
@@ -38,6 +39,32 @@ def test_replays_a_trace(tmp_path: Path):
     result = CliRunner().invoke(lab, ["--workload", str(trace), "--workers", "2", "--policy", "min_cost", "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["requests"] == 12
+
+
+def test_compares_what_routers_know_and_how_many_there_are(tmp_path: Path):
+    """And each row says what hits were lost to."""
+    page = tmp_path / "r.html"
+    arguments = [
+        *("--workload", "working-set-1.5", "--workers", "2", "--requests", "40", "--kv-tokens", "30000"),
+        *("--policy", "min_cost", "--truth", "deltas,receipts", "--routers", "1,2"),
+    ]
+    result = CliRunner().invoke(lab, [*arguments, "--json", "--report", str(page)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["policies"]
+    names = [each["policy"] for each in found]
+    assert names == ["1 router, deltas", "1 router, receipts", "2 routers, deltas", "2 routers, receipts"]
+    assert all(sum(each["split"].values()) == pytest.approx(1.0) for each in found)
+    assert all(each["split"]["gone"] > 0 for each in found)
+    assert all(word in page.read_text() for word in ("lost to index", "to routing", "gone", "2 routers, receipts"))
+    printed = CliRunner().invoke(lab, arguments).stdout
+    assert all(word in printed for word in ("hit rate", "index", "routing", "gone", "new", "2 routers, receipts"))
+
+
+def test_each_of_several_values_is_checked():
+    for arguments, said in ((["--routers", "1,0"], "0"), (["--truth", "deltas,gossip"], "gossip")):
+        result = CliRunner().invoke(lab, arguments)
+        assert result.exit_code == 2
+        assert said in result.output
 
 
 def test_an_unknown_workload_or_policy_is_a_usage_error_that_says_what_there_is():
