@@ -14,10 +14,10 @@ from deploy.endpoints import DEFAULT_ENDPOINT, DEFAULT_PORT, Command, endpoint_o
 __all__ = ["DEFAULT_ENDPOINT", "DEFAULT_PORT", "endpoint_option", "json_option", "to_arguments"]
 
 
-class Several(click.ParamType):
+class Several(click.ParamType[tuple[Any, ...]]):
     """Values of one type with commas between them; gives a tuple of them, each once."""
 
-    def __init__(self, each: click.ParamType) -> None:
+    def __init__(self, each: click.ParamType[Any]) -> None:
         self.each = each
         self.name = f"{each.name},..."
 
