@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute
 
 from radixfleet.access import Access
 from radixfleet.address import local_address, publish
+from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.limits import ClientLimits
@@ -153,6 +154,7 @@ async def running_router(
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
         await stack.enter_async_context(_truthful_health(health, registry, changed))
         await stack.enter_async_context(_running(activity.run(), "activity"))
+        await stack.enter_async_context(expiry_told(access.tls, metrics.watch_certificate))
         stack.push_async_callback(server.stop, None)
         registry.start()
         await server.start()
@@ -175,8 +177,19 @@ async def running_router(
         if http is not None:
             stack.push_async_callback(http.close)
             http.start()
-        address, metrics_port = local_address(settings.host, port), metrics_server.port
-        router = Router(address, metrics_port, registry, gate, sketch, look_aside, log, metrics, server, health, http)
+        router = Router(
+            address=local_address(settings.host, port),
+            metrics_port=metrics_server.port,
+            registry=registry,
+            gate=gate,
+            sketch=sketch,
+            look_aside=look_aside,
+            log=log,
+            metrics=metrics,
+            server=server,
+            health=health,
+            http=http,
+        )
         await _announce(router, settings)
         yield router
     _log.info("router stopped")

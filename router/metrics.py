@@ -128,6 +128,15 @@ class RouterMetrics:
         )
         self.ttft_s = self._histogram("ttft_seconds", "From the request to its first token.", TTFT_BUCKETS_S)
         self.request_s = self._histogram("request_seconds", "From the request to its end.", REQUEST_BUCKETS_S)
+        self._certificate_expiry = Gauge(
+            f"{_PREFIX}tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which its own TLS certificate, or one of its chain, expires; 0 without TLS.",
+            registry=self.registry,
+        )
+
+    def watch_certificate(self, expires_s: Callable[[], float]) -> None:
+        """Export when the certificate expires, read with each scrape on the scrape's thread."""
+        self._certificate_expiry.set_function(expires_s)
 
     def watch_fleet(self, sample: Callable[[], FleetSample], loop: asyncio.AbstractEventLoop) -> None:
         """Export a sample with each scrape. It is taken on `loop`, whose thread owns what it reads."""

@@ -19,6 +19,7 @@ import structlog
 
 from radixfleet.access import Access
 from radixfleet.address import is_wildcard, local_address, publish
+from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.metrics_server import serve_metrics
@@ -89,6 +90,7 @@ async def running_worker(
         metrics = WorkerMetrics(BuildInfo(package_version(), worker_id, settings.model_name, settings.runner))
         metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, access=access)
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
+        await stack.enter_async_context(expiry_told(access.tls, metrics.watch_certificate))
         description = await asyncio.to_thread(Description, worker_id, settings.model_name, spec, metrics_server.port)
 
         stack.push_async_callback(engine.stop)

@@ -5,7 +5,7 @@ Used from the front's event loop; Prometheus reads from a thread of its own, whi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -94,6 +94,10 @@ class WorkerMetrics:
         self._kv_total = self._gauge("kv_total_tokens", "KV tokens that the pool holds.")
         self._pool_bytes = self._gauge("memory_bytes", "Device memory by pool: weights, kv, activations.", "pool")
         self._device_bytes = self._gauge("device_memory_bytes", "Device memory that was planned with.")
+        self._certificate_expiry = self._gauge(
+            "tls_certificate_expiry_timestamp_seconds",
+            "Unix time at which its own TLS certificate, or one of its chain, expires; 0 without TLS.",
+        )
         self._ttft = self._histogram("ttft_seconds", "From arrival to the first token.", TTFT_BUCKETS_S)
         self._inter_token = self._histogram("inter_token_seconds", "Between two tokens.", INTER_TOKEN_BUCKETS_S)
         self._queue = self._histogram("queue_seconds", "From arrival to the first step.", QUEUE_BUCKETS_S)
@@ -154,6 +158,10 @@ class WorkerMetrics:
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"radixfleet_worker_{name}", text, buckets=buckets, registry=self.registry)
+
+    def watch_certificate(self, expires_s: Callable[[], float]) -> None:
+        """Export when the certificate expires, read with each scrape on the scrape's thread."""
+        self._certificate_expiry.set_function(expires_s)
 
     def status_changed(self, status: WorkerStatus) -> None:
         """The worker's status is `status` from now on."""

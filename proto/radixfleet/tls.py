@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import grpc
 
+from radixfleet.certificates import expiry_s
 from radixfleet.clock import Clock
 from radixfleet.watched_file import UnusableFile, Watched, read_file
 
@@ -72,6 +73,7 @@ class _Pem:
     cert: bytes
     key: bytes
     client_ca: bytes | None
+    expires_s: float
 
 
 class ServerTls:
@@ -90,6 +92,16 @@ class ServerTls:
     def asks_for_certificates(self) -> bool:
         """Whether clients must show one."""
         return self._client_ca is not None
+
+    @property
+    def cert_file(self) -> Path:
+        """The file of the certificate."""
+        return self._cert
+
+    @property
+    def expires_s(self) -> float:
+        """Unix time at which the certificate, as the file is now, or one of its chain expires. From any thread."""
+        return self._pem.current().expires_s
 
     def credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server."""
@@ -124,11 +136,9 @@ class ServerTls:
         check_pair(self._cert, self._key)
         if self._client_ca is not None:
             check_cas(self._client_ca)
-        return _Pem(
-            read_file(self._cert),
-            read_file(self._key),
-            read_file(self._client_ca) if self._client_ca is not None else None,
-        )
+        cert = read_file(self._cert)
+        client_ca = read_file(self._client_ca) if self._client_ca is not None else None
+        return _Pem(cert, read_file(self._key), client_ca, expiry_s(cert))
 
     def _load_context(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

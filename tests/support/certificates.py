@@ -43,10 +43,10 @@ class Authority:
         path.write_bytes(self._cert.public_bytes(serialization.Encoding.PEM))
         return path
 
-    def issue(self, name: str, directory: Path, hosts: Sequence[str] = _LOCAL) -> Pair:
+    def issue(self, name: str, directory: Path, hosts: Sequence[str] = _LOCAL, *, days: int = 1) -> Pair:
         """Write NAME.pem and NAME.key: a certificate for `hosts`, for servers and clients alike."""
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = _built(_name(name), self._name, key, self._key, hosts=hosts)
+        cert = _built(_name(name), self._name, key, self._key, hosts=hosts, days=days)
         pair = Pair(directory / f"{name}.pem", directory / f"{name}.key")
         pair.cert.write_bytes(cert.public_bytes(serialization.Encoding.PEM))
         pair.key.write_bytes(private_pem(key))
@@ -71,6 +71,7 @@ def _built(
     *,
     is_ca: bool = False,
     hosts: Sequence[str] = (),
+    days: int = 1,
 ) -> x509.Certificate:
     now = datetime.datetime.now(datetime.UTC)
     builder = (
@@ -80,7 +81,7 @@ def _built(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _DAY)
-        .not_valid_after(now + _DAY)
+        .not_valid_after(now + days * _DAY)
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
     )
     if hosts:
