@@ -52,7 +52,8 @@ def top(endpoint: Endpoint, sort: str, interval_s: float, *, reverse: bool, is_o
     radixfleet top --json | jq -c .fleet.pace
 
     Speeds are averages over the last 10 seconds; hit rate, TTFT and bubble are over the last minute. The screen goes on
-    when the router restarts. Without a terminal the table is printed again and again. Press ? for the keys.
+    when the router restarts. Without a terminal the table is printed again and again; without a router it ends with an
+    error then. Press ? for the keys.
     """
     view = View(sort=sort, reverse=reverse)
     if is_once:

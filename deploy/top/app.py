@@ -26,7 +26,7 @@ from deploy.top.view import View
 from radixfleet.answers import FleetReport
 from radixfleet.clock import Clock
 from radixfleet.errors import RadixfleetError
-from radixfleet.overview import overview
+from radixfleet.overview import Overview, overview
 
 Ask = Callable[[], Awaitable[FleetReport]]
 """One question to the router. Raises RadixfleetError."""
@@ -60,10 +60,13 @@ class Top:
         except RadixfleetError as error:
             self._frame = replace(self._frame, problem=str(error))
         else:
-            self._frame = replace(self._frame, overview=seen, problem="")
-            self._heard_s = self._clock.now()
-            self._speeds.append(seen.fleet.pace.output_tokens_per_s)
+            self._take(seen)
         self._stirred.set()
+
+    def _take(self, seen: Overview) -> None:
+        self._frame = replace(self._frame, overview=seen, problem="")
+        self._heard_s = self._clock.now()
+        self._speeds.append(seen.fleet.pace.output_tokens_per_s)
 
     async def show(self, console: Console, terminal: int) -> None:
         """On a terminal that fills with it and has keys, until the user quits."""
@@ -85,12 +88,16 @@ class Top:
             loop.remove_signal_handler(signal.SIGWINCH)
 
     async def print_on(self, console: Console) -> None:
-        """Where there is no terminal: one table after another, until cancelled."""
+        """Where there is no terminal: one table after another, until cancelled.
+
+        A router that restarts is waited for. Raises RadixfleetError when there is none at first: nobody watches a pipe.
+        """
+        self._take(overview(await self._ask()))
         while True:
-            await self.poll()
             console.print(once(self.frame, self.view, width=console.width))
             console.print()
             await asyncio.sleep(self._interval_s)
+            await self.poll()
 
     async def _keep_polling(self) -> None:
         while True:

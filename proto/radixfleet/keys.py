@@ -60,6 +60,20 @@ def is_line(text: str) -> bool:
     return _LINE.fullmatch(text) is not None
 
 
+def name_of(text: str) -> str | None:
+    """Whose key a line of a file is; None: it is a comment, or empty, or wrong."""
+    match = _LINE.fullmatch(text.partition("#")[0].strip())
+    return None if match is None else match[1]
+
+
+def names_in(path: Path) -> list[str]:
+    """Whose keys a file has, once for each key; without a file nobody. Raises OSError and UnicodeDecodeError."""
+    if not path.exists():
+        return []
+    names = map(name_of, path.read_text(encoding="utf-8").splitlines())
+    return [name for name in names if name is not None]
+
+
 def watch_keys(entries: Sequence[str], clock: Clock | None = None) -> Callable[[], KeyRing]:
     """The keys of `entries`, each a `name:sha256` line or a file of such lines, which is read again when it changes.
 

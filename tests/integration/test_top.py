@@ -23,7 +23,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.router_fixture import Fleet, fake_worker, running_fleet
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(300)
 
 ENVIRONMENT = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
 """Shells that export COLUMNS do not change it when the window changes."""
@@ -60,7 +60,7 @@ class Terminal:
         self.process.send_signal(signal.SIGWINCH)
 
     async def until(self, *texts: str) -> None:
-        await until(lambda: all(text in self.shown for text in texts), f"on the screen: {texts}", timeout_s=30.0)
+        await until(lambda: all(text in self.shown for text in texts), f"on the screen: {texts}", timeout_s=90.0)
 
 
 @asynccontextmanager
@@ -81,7 +81,7 @@ async def on_terminal(*arguments: str, width: int = 80, height: int = 24) -> Asy
     asyncio.get_running_loop().add_reader(controller, shown.read)
     try:
         yield shown
-        await asyncio.wait_for(process.wait(), 20.0)
+        await asyncio.wait_for(process.wait(), 60.0)
         assert termios.tcgetattr(terminal)[3] & (termios.ECHO | termios.ICANON), "the terminal is as it was"
         assert before[3] == termios.tcgetattr(terminal)[3]
     finally:
@@ -98,7 +98,7 @@ async def run(*arguments: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
         *TOP, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
     )
-    out, err = await asyncio.wait_for(process.communicate(), 40.0)
+    out, err = await asyncio.wait_for(process.communicate(), 120.0)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -189,7 +189,7 @@ async def test_without_a_terminal_one_table_follows_the_other(fleet):
     )
     assert process.stdout is not None
     heads = 0
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         while heads < 3:
             line = (await process.stdout.readline()).decode()
             assert line, "it ended"
@@ -198,7 +198,9 @@ async def test_without_a_terminal_one_table_follows_the_other(fleet):
     await process.wait()
 
 
-async def test_nobody_there_is_an_error_with_its_own_code():
-    code, out, err = await run("--once", "--endpoint", "127.0.0.1:9")
+@pytest.mark.parametrize("options", [("--once",), (), ("--json",)], ids=["once", "in a pipe", "as JSON"])
+async def test_nobody_there_is_an_error_with_its_own_code(options):
+    code, out, err = await run(*options, "--endpoint", "127.0.0.1:9")
     assert (code, out) == (3, "")
     assert err.startswith("radixfleet: ")
+    assert err.count("\n") == 1

@@ -44,12 +44,48 @@ def test_lines_are_added_to_a_file_that_is_for_its_owner_alone(tmp_path: Path) -
     assert first not in path.read_text()
 
 
+def test_a_second_key_of_a_name_is_no_accident(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    first = run("alice", "--file", str(path)).stdout.strip()
+    refused = run("alice", "--file", str(path))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "has 1 key of alice: --add another one, or --replace" in refused.stderr
+    second = run("alice", "--file", str(path), "--add").stdout.strip()
+    assert set(watch_keys([str(path)])()) == {key_hash(first), key_hash(second)}
+
+
+def test_replacing_takes_the_old_keys_away_and_leaves_the_rest_as_it_was(tmp_path: Path) -> None:
+    path, link = tmp_path / "keys", tmp_path / "link"
+    link.symlink_to(path)
+    bob = key_line("bob", "two")
+    path.write_text(f"# the team\n{key_line('alice', 'one')}  # since May\n{bob}\n{key_line('alice', 'three')}")
+    path.chmod(0o640)
+    key = run("alice", "--file", str(link), "--replace").stdout.strip()
+    assert path.read_text() == f"# the team\n{bob}\n{key_line('alice', key)}\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert link.is_symlink()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["keys", "link"]
+
+
+def test_replacing_makes_a_file_where_there_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    run("alice", "--file", str(path), "--replace")
+    assert list(watch_keys([str(path)])().values()) == ["alice"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
 def test_a_token_is_one_that_servers_take(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(run("--token").stdout)
     assert len(watch_token(f"@{tmp_path / 'token'}")()) == 1
 
 
-@pytest.mark.parametrize("arguments", [(), ("a b",), ("admin",), ("alice", "--token"), ("--token", "--file", "f")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[(), ("a b",), ("admin",), ("alice", "--token"), ("--token", "--file", "f")],
+        *[("alice", "--add"), ("alice", "--replace"), ("alice", "--file", "f", "--add", "--replace")],
+    ],
+)
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).exit_code == 2
 
