@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ from radixfleet.tracing import setup_tracing
 from router.app import Router, drain, running_router
 from router.config import RouterSettings
 
+_GATHER_S = 3.0
+"""Workers that are there have registered by then: they are told by the end of their connection to a predecessor."""
+_ALONE_S = 10.0
+"""A router without a worker for so long has none to wait for: the fleet may have none now."""
+
 _log = structlog.get_logger("radixfleet.router")
 
 
@@ -35,6 +41,8 @@ class RouterActor:
         self._given = settings
         self._router: Router | None = None
         self._failure = ""
+        self._listens_since_s = 0.0
+        self._is_ready = False
         self._ending = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -73,7 +81,16 @@ class RouterActor:
             return "drained" if self._draining.done() else "draining"
         if self._failure:
             return "failed"
-        return "serving" if self._router is not None else "starting"
+        if self._router is None:
+            return "starting"
+        self._is_ready = self._is_ready or self._has_workers(self._router)
+        return "serving" if self._is_ready else "starting"
+
+    def _has_workers(self, router: Router) -> bool:
+        """Or waits in vain. Not before is its predecessor's neighbour drained: one of two always has all workers."""
+        alone_s = time.monotonic() - self._listens_since_s
+        eligible = any(not worker.ineligible_reason for worker in router.registry.workers)
+        return alone_s >= (_GATHER_S if eligible else _ALONE_S)
 
     async def _drain(self, grace_s: float | None) -> None:
         if self._router is not None:
@@ -86,7 +103,9 @@ class RouterActor:
             self._host = ray.util.get_node_ip_address() if is_wildcard(settings.host) else settings.host
             setup_logging(settings.log_level, json=settings.log_json)
             setup_tracing("radixfleet-router")
-            async with running_router(settings) as self._router:
+            async with running_router(settings) as router:
+                self._listens_since_s = time.monotonic()
+                self._router = router
                 await self._ending.wait()
         except (SettingsError, OSError) as error:
             self._failure = str(error)

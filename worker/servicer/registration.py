@@ -68,26 +68,42 @@ class Registration:
         await asyncio.gather(*(self._leave(router) for router in dropped))
 
     async def _keep_registered(self, router: str) -> None:
-        """Registering again is harmless, and finds out a router that was restarted and has forgotten."""
+        """Registering again is harmless, and finds out a router that was restarted and has forgotten.
+
+        Most often that shows at once, as the end of the connection: then a call waits for who listens there next.
+        """
+        async with open_channel(self._endpoint(router)) as channel:
+            lost = asyncio.Event()
+            watching = asyncio.create_task(_watch(channel, lost), name=f"connection to {router}")
+            try:
+                await self._register(router, channel, lost)
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _register(self, router: str, channel: grpc.aio.Channel, lost: asyncio.Event) -> None:
+        """Again and again; at once when the connection is `lost`."""
+        stub = fleet_pb2_grpc.FleetStub(channel)
         pause_s = _RETRY_FIRST_S
         known = True
-        async with open_channel(self._endpoint(router)) as channel:
-            stub = fleet_pb2_grpc.FleetStub(channel)
-            while True:
-                try:
-                    request = fleet_pb2.RegisterRequest(address=await self._address_for(router))
-                    response = await stub.Register(request, timeout=_CALL_S)
-                except (grpc.aio.AioRpcError, OSError) as error:
-                    if known:
-                        _log.warning("a router cannot be reached; trying on", router=router, error=_words(error))
-                    known = False
-                    pause_s = min(2 * pause_s, REGISTER_EVERY_S)
-                else:
-                    if response.added or not known:
-                        _log.info("registered", router=router, address=request.address)
-                    known = True
-                    pause_s = REGISTER_EVERY_S
-                await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))  # noqa: S311  spreads a fleet's calls
+        while True:
+            lost.clear()
+            try:
+                request = fleet_pb2.RegisterRequest(address=await self._address_for(router))
+                response = await stub.Register(request, timeout=_CALL_S, wait_for_ready=not known)
+            except (grpc.aio.AioRpcError, OSError) as error:
+                if known:
+                    _log.warning("a router cannot be reached; trying on", router=router, error=_words(error))
+                pause_s = _RETRY_FIRST_S if known or _is_away(error) else min(2 * pause_s, REGISTER_EVERY_S)
+                known = False
+            else:
+                if response.added or not known:
+                    _log.info("registered", router=router, address=request.address)
+                known = True
+                pause_s = REGISTER_EVERY_S
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s * random.uniform(0.8, 1.2)):  # noqa: S311  spreads a fleet's calls
+                    await lost.wait()
 
     async def _leave(self, router: str) -> None:
         """Best effort: a router that is not there has nothing to forget."""
@@ -101,6 +117,21 @@ class Registration:
             return self._address
         host = await asyncio.to_thread(_own_address_towards, router)
         return f"[{host}]:{self._port}" if ":" in host else f"{host}:{self._port}"
+
+
+async def _watch(channel: grpc.aio.Channel, lost: asyncio.Event) -> None:
+    """Set `lost` whenever a connection ends. One watch for all its life: gRPC keeps what is given up."""
+    while True:
+        state = channel.get_state()
+        await channel.wait_for_state_change(state)
+        if state is grpc.ChannelConnectivity.READY:
+            lost.set()
+
+
+def _is_away(error: Exception) -> bool:
+    """Nobody listens there, or nobody did in time."""
+    away = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    return isinstance(error, grpc.aio.AioRpcError) and error.code() in away
 
 
 def _own_address_towards(router: str) -> str:

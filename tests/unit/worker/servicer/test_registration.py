@@ -65,6 +65,19 @@ async def test_it_does_not_matter_who_starts_first_or_restarts() -> None:
             await late.stop()
 
 
+async def test_a_router_that_starts_again_hears_of_the_worker_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviour 55: the end of the connection tells; nobody waits for the next time to register."""
+    monkeypatch.setattr(registration, "REGISTER_EVERY_S", 3600.0)
+    first = await RegisteringRouter().start()
+    async with Registration([f"127.0.0.1:{first.port}"], WorkerId("w"), 5, "10.0.0.9:5"):
+        await until(lambda: bool(first.registered))
+        for _ in range(2):
+            await first.stop()
+            first = await RegisteringRouter().start(first.port)
+            await until(lambda router=first: bool(router.registered))
+    await first.stop()
+
+
 async def test_a_router_that_is_never_up_disturbs_nobody() -> None:
     """Behaviour 55: the worker registers at the other one, and serves."""
     router = await RegisteringRouter().start()
