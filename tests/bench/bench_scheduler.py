@@ -1,22 +1,26 @@
-"""What the scheduler's own work costs, and how it grows. Prints three tables; takes about a minute.
+"""What the scheduler's own work costs, and how it grows. Prints three tables; takes about two minutes.
 
-    python tests/bench/bench_scheduler.py
+    python tests/bench/bench_scheduler.py [--only decode churn cache] [--steps 400]
 
 No runner and no processes: each step's result is made up, so that all that is timed is the scheduler. Times are CPU
-time of this thread, so that other work on the machine counts for less: medians, and the 90th percentile of the sum.
+time of this thread, so that other work on the machine counts for less (it still slows memory): medians and 99th
+percentiles of what `plan`, `commit` and `drain` take together.
 
-1. A decode step (plan, then commit) by requests that run and wait. "rows": the queue waits for a row; "memory": rows
-   are free and the queue waits for memory, so that each step looks at the queue and forecasts the pool's peak anew.
-2. Steps in which requests leave and others are admitted, four of 256 on average; prompts half and wholly cached.
-3. The radix cache alone: match, and insert of a prompt computed at once and chunk by chunk.
+decode  Steps in which everybody decodes and nobody comes or ends, by requests that run and wait. "rows": the queue
+        waits for a row; "memory": rows are free and the queue waits for memory, so that each step looks at it.
+churn   Requests that end and others that take their places, from a queue that is kept full; prompts are cached by half
+        or whole. Steps are told apart by what happened in them: nothing, ends, admissions, or both; "each" is how many
+        of either such a step had on average.
+cache   The radix cache alone: match, insert of a prompt computed at once and chunk by chunk, and eviction.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import time
 from dataclasses import dataclass
-from statistics import median, quantiles
+from statistics import median
 
 import numpy as np
 
@@ -29,24 +33,28 @@ from worker.scheduling.limits import Limits
 from worker.scheduling.scheduler import Scheduler
 
 PAGE = 16
-STEPS = 300
 LONG = 100_000
 """max_new_tokens of requests that are to run all the time."""
 
-TIMES = f"{'plan us':>9}{'commit':>9}{'both':>9}{'p90':>9}"
+
+@dataclass(slots=True)
+class Step:
+    """One step's cost, and what happened in it."""
+
+    plan_us: float
+    commit_us: float
+    admitted: int
+    ended: int
+
+    @property
+    def us(self) -> float:
+        """Both together."""
+        return self.plan_us + self.commit_us
 
 
-@dataclass(frozen=True)
-class Times:
-    """Microseconds a step."""
-
-    plan: list[float]
-    commit: list[float]
-
-    def row(self) -> str:
-        """Median plan, commit and their sum, and the sum's 90th percentile."""
-        both = [p + c for p, c in zip(self.plan, self.commit, strict=True)]
-        return f"{median(self.plan):9.0f}{median(self.commit):9.0f}{median(both):9.0f}{quantiles(both, n=10)[8]:9.0f}"
+def p99(values: list[float]) -> float:
+    """The 99th percentile; the largest of fewer than a hundred."""
+    return sorted(values)[min(len(values) - 1, len(values) * 99 // 100)]
 
 
 def submit(uid: int, prompt: np.ndarray, max_new_tokens: int) -> Submit:
@@ -68,7 +76,7 @@ def result_of(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, tokens, np.zeros(plan.num_sequences, dtype=np.bool_), 0.0, 0.0)
 
 
-def turn(scheduler: Scheduler, times: Times | None = None) -> None:
+def turn(scheduler: Scheduler, steps: list[Step] | None = None) -> None:
     """Plan and commit one step."""
     began = time.thread_time()
     plan = scheduler.plan()
@@ -77,10 +85,11 @@ def turn(scheduler: Scheduler, times: Times | None = None) -> None:
     result = result_of(plan)
     launched = time.thread_time()
     scheduler.commit(result)
-    scheduler.drain()
-    if times is not None:
-        times.plan.append((planned - began) * 1e6)
-        times.commit.append((time.thread_time() - launched) * 1e6)
+    told = scheduler.drain()
+    committed = time.thread_time()
+    if steps is not None:
+        ended = len(told.ended) if told is not None else 0
+        steps.append(Step((planned - began) * 1e6, (committed - launched) * 1e6, len(plan.starts_rows), ended))
 
 
 def filled(running: int, waiting: int, length: int, *, rows: int, pool_tokens: int) -> Scheduler:
@@ -96,9 +105,10 @@ def filled(running: int, waiting: int, length: int, *, rows: int, pool_tokens: i
     return scheduler
 
 
-def decode_steps() -> None:
+def decode_steps(num_steps: int) -> None:
     """The first table."""
-    print(f"{'running':>8}{'waiting':>9}{'prompt':>9}  {'queue waits for':16}{TIMES}")
+    columns = f"{'plan us':>9}{'commit':>9}{'both p50':>10}{'p99':>9}"
+    print(f"{'running':>8}{'waiting':>9}{'prompt':>9}  {'queue waits for':16}{columns}")
     for running, waiting, length in [
         (1, 0, 4096),
         (16, 0, 4096),
@@ -106,9 +116,7 @@ def decode_steps() -> None:
         (256, 0, 4096),
         (1024, 0, 4096),
         (1, 1000, 4096),
-        (16, 1000, 4096),
         (64, 1000, 4096),
-        (256, 100, 4096),
         (256, 1000, 1024),
         (256, 1000, 4096),
         (256, 1000, 16384),
@@ -119,36 +127,73 @@ def decode_steps() -> None:
             rows = running if lacking == "rows" else running + 64
             pool = running * (length + LONG) + PAGE
             scheduler = filled(running, waiting, length, rows=rows, pool_tokens=pool)
-            times = Times([], [])
-            for _ in range(STEPS):
-                turn(scheduler, times)
-            num_running = scheduler.load().running_requests
-            print(f"{num_running:8}{waiting:9}{length:9}  {lacking:16}{times.row()}")
+            steps: list[Step] = []
+            for _ in range(num_steps):
+                turn(scheduler, steps)
+            plan, commit = median(step.plan_us for step in steps), median(step.commit_us for step in steps)
+            both = [step.us for step in steps]
+            times = f"{plan:9.0f}{commit:9.0f}{median(both):10.0f}{p99(both):9.0f}"
+            print(f"{scheduler.load().running_requests:8}{waiting:9}{length:9}  {lacking:16}{times}")
 
 
-def admissions() -> None:
+def churns(num_steps: int) -> None:
     """The second table."""
-    print(f"\n{'running':>8}{'waiting':>9}{'prompt':>9}  {'cached':16}{TIMES}")
-    for running, waiting, length in [(64, 200, 1024), (256, 200, 4096), (256, 1000, 4096), (16, 32, 131072)]:
+    columns = f"{'of':>6}{'each':>6}{'plan us':>9}{'commit':>9}{'both p50':>10}{'p99':>9}"
+    print(f"\n{'running':>8}{'waiting':>9}{'prompt':>9}{'output':>8}  {'cached':8}{'steps with':12}{columns}")
+    for running, waiting, length, output in [
+        (1, 1000, 4096, 64),
+        (16, 1000, 4096, 64),
+        (64, 1000, 4096, 64),
+        (256, 1000, 4096, 64),
+        (256, 1000, 4096, 256),
+        (256, 1000, 4096, 1024),
+        (1024, 1000, 1024, 512),
+        (1024, 1000, 4096, 512),
+        (64, 1000, 32768, 256),
+        (16, 32, 131072, 64),
+    ]:
         for kind in ("half", "whole"):
-            print(f"{running:8}{waiting:9}{length:9}  {kind:16}{churn(running, waiting, length, kind).row()}")
+            steps = churn(running, waiting, length, output, kind, num_steps)
+            for name, some in by_event(steps).items():
+                each = sum(step.admitted + step.ended for step in some) / len(some) / (2 if name == "both" else 1)
+                plan, commit = median(step.plan_us for step in some), median(step.commit_us for step in some)
+                both = [step.us for step in some]
+                columns = f"{len(some):6}{each:6.1f}{plan:9.0f}{commit:9.0f}{median(both):10.0f}{p99(both):9.0f}"
+                print(f"{running:8}{waiting:9}{length:9}{output:8}  {kind:8}{name:12}{columns}")
 
 
-def churn(running: int, waiting: int, length: int, kind: str) -> Times:
-    """Steps in which requests leave (after 33 to 96 tokens) and others come in from a queue that is kept full."""
-    context = length + 128
-    pool_pages = (running + 40) * context // PAGE
+def by_event(steps: list[Step]) -> dict[str, list[Step]]:
+    """Steps by what happened in them; a kind that is rarer than one in fifty says nothing and is left out."""
+    kinds: dict[str, list[Step]] = {"nothing": [], "ends": [], "admissions": [], "both": []}
+    for step in steps:
+        kinds[list(kinds)[bool(step.ended) + 2 * bool(step.admitted)]].append(step)
+    return {name: some for name, some in kinds.items() if 50 * len(some) >= len(steps)}
+
+
+def churn(running: int, waiting: int, length: int, output: int, kind: str, num_steps: int) -> list[Step]:
+    """Steps in which requests leave, after `output` tokens or half more or less, and others come in."""
+    context = length + 2 * output
+    pool_pages = (running + min(running, 32) + 8) * context // PAGE
     scheduler = Scheduler(Limits(pool_pages, PAGE, running, 8192, context, order="lpm"), MonotonicClock())
-    texts = prompts(running if kind == "whole" else running + waiting + 1_000, length, seed=1)
+    texts = prompts(max(running, 16) if kind == "whole" else min(running + waiting + 1_000, 2**23 // length), length, 1)
     num_submitted = 0
-    times = Times([], [])
-    for step in range(256):
-        while scheduler.load().waiting_requests < waiting or not num_submitted:
-            prompt = texts[num_submitted % len(texts)]
-            scheduler.submit(submit(num_submitted, prompt, 33 + num_submitted % 64))
+
+    def fill_queue() -> None:
+        nonlocal num_submitted
+        while scheduler.load().waiting_requests < waiting:
+            new_tokens = output // 2 + num_submitted * 37 % (output + 1)
+            scheduler.submit(submit(num_submitted, texts[num_submitted % len(texts)], new_tokens))
             num_submitted += 1
-        turn(scheduler, times if step >= 128 else None)
-    return times
+
+    fill_queue()
+    steps: list[Step] = []
+    while scheduler.counters.admitted_requests < 2 * running:  # until those that began together have spread
+        turn(scheduler)
+        fill_queue()
+    for _ in range(num_steps):
+        turn(scheduler, steps)
+        fill_queue()
+    return steps
 
 
 def cache_alone() -> None:
@@ -181,8 +226,20 @@ def cache_alone() -> None:
         )
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    tables = ("decode", "churn", "cache")
+    parser.add_argument("--only", nargs="+", choices=tables, default=tables, help="which tables to print")
+    parser.add_argument("--steps", type=int, default=400, help="steps timed for each row")
+    arguments = parser.parse_args()
     gc.freeze()
-    decode_steps()
-    admissions()
-    cache_alone()
+    if "decode" in arguments.only:
+        decode_steps(arguments.steps)
+    if "churn" in arguments.only:
+        churns(arguments.steps)
+    if "cache" in arguments.only:
+        cache_alone()
+
+
+if __name__ == "__main__":
+    main()

@@ -65,11 +65,13 @@ class BlockEvents:
 
 
 def _move(hashes: HashArray, *, cancels: set[BlockHash], else_into: set[BlockHash]) -> None:
-    for block in hashes.tolist():
-        if block in cancels:
-            cancels.remove(block)
-        else:
-            else_into.add(block)
+    blocks: list[BlockHash] = hashes.tolist()
+    if not cancels.isdisjoint(blocks):
+        cancelled = cancels.intersection(blocks)
+        cancels -= cancelled
+        else_into.update(cancelled.symmetric_difference(blocks))
+    else:
+        else_into.update(blocks)
 
 
 def _sorted(blocks: set[BlockHash]) -> HashArray:

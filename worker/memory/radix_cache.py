@@ -67,6 +67,7 @@ from worker.memory.radix_tree import (
     hang,
     hashes_behind,
     make_root,
+    pages_of_prefix,
     run_behind,
     run_of,
     split,
@@ -82,12 +83,19 @@ class Match:
 
     length: int
     """Tokens, a multiple of the page size."""
-    pages: Int32Array
-    """int32 [length / page_size]."""
     page_size: int
     namespace: Namespace
     node: Node | None
     """Where the match ended; None when nothing matched."""
+    cuts: int = 0
+    """The node's, so that a later match of the same tokens knows whether it may go on from here."""
+
+    @property
+    def pages(self) -> Int32Array:
+        """int32 [length / page_size]. Raises PageError when the tree has lost some of them since."""
+        if self.node is None:
+            return _joined([])
+        return _joined(pages_of_prefix(self.node, self.length // self.page_size, self.page_size))
 
     @property
     def slots(self) -> Int32Array:
@@ -121,10 +129,16 @@ class Inserted:
     """What `insert` did with positions [start, start + len(slots)): from the handle's old end to its new one."""
 
     start: int
-    slots: Int32Array
-    """The tree's slots for them: the request's own where it was first."""
+    pages: Int32Array
+    """The tree's pages for them: the request's own where it was first."""
     duplicate_pages: Int32Array
     """Pages that the tree did not take: the request's, to free when no launched step reads them. Named once."""
+    page_size: int
+
+    @property
+    def slots(self) -> Int32Array:
+        """The tree's slots for them, int32, made anew on each access."""
+        return slots_of(self.pages, self.page_size)
 
 
 class RadixCache:
@@ -138,6 +152,7 @@ class RadixCache:
             )
         self.page_size = allocator.page_size
         self.block_events = BlockEvents()
+        self._offsets = np.arange(self.page_size, dtype=np.int32)
         self._allocator = allocator
         self._roots: dict[Namespace, Root] = {}
         self._evictable: OrderedDict[Node, None] = OrderedDict()
@@ -166,26 +181,38 @@ class RadixCache:
         """Pages that `allocate` can give: free ones and evictable ones."""
         return self._allocator.free_pages + self._evictable_pages
 
-    def match(self, namespace: Namespace, tokens: Int32Array, limit: int | None = None) -> Match:
+    def match(
+        self, namespace: Namespace, tokens: Int32Array, limit: int | None = None, *, known: Match | None = None
+    ) -> Match:
         """The longest cached prefix of `tokens` [n], of at most `limit` tokens. Changes nothing, nor the LRU order.
 
-        A caller that needs logits passes a limit of n - 1, so that the last token is left to be computed.
+        A caller that needs logits passes a limit of n - 1, so that the last token is left to be computed. `known`: an
+        earlier match of the same tokens with the same limit. As long as nothing of it was evicted the search goes on
+        from its end, and costs what was cached since then, however long the prefix is.
         """
         _check_dtype(tokens)
         end = len(tokens) if limit is None else min(limit, len(tokens))
         end -= end % self.page_size
-        node: Node | None = self._roots.get(namespace)
-        position, pages, found = 0, [], None
+        page_size = self.page_size
+        found, position = _still_there(known)
+        if found is not None and position < found.end:
+            # It left the node's run here, unless the node has grown since.
+            if position < end and _page_at(found.tokens, position - found.start, page_size) == _page_at(
+                tokens, position, page_size
+            ):
+                position += self._common_pages(found.tokens[position - found.start :], tokens[position:end])
+            if position < found.end:
+                return Match(position, page_size, namespace, found, found.cuts)
+        node = found if found is not None else self._roots.get(namespace)
         while node is not None and position < end:
-            node = node.children.get(tokens[position : position + self.page_size].tobytes())
+            node = node.children.get(_page_at(tokens, position, page_size))
             if node is not None:
-                length = self._common_pages(node, tokens[position:end])
-                pages.append(node.pages[: length // self.page_size])
+                length = self._common_pages(node.tokens, tokens[position:end])
                 position += length
                 found = node
                 if length < len(node.tokens):
                     break
-        return Match(position, _joined(pages), self.page_size, namespace, found)
+        return Match(position, page_size, namespace, found, found.cuts if found is not None else 0)
 
     def lock(self, match: Match) -> Handle:
         """Protect a matched prefix (an empty one too: the handle is what `insert` starts from) until `unlock`.
@@ -219,23 +246,23 @@ class RadixCache:
         _check_dtype(tokens)
         start, end = handle.length, len(tokens) - len(tokens) % self.page_size
         if end <= start:
-            return Inserted(start, _joined([]), _joined([]))
+            return Inserted(start, _joined([]), _joined([]), self.page_size)
         own_pages = self._whole_pages(slots[start:end])
         tree_pages = own_pages.copy()
         node, position = handle.node, start
         while position < end:
-            child = node.children.get(tokens[position : position + self.page_size].tobytes())
+            child = node.children.get(_page_at(tokens, position, self.page_size))
             index = (position - start) // self.page_size
             if child is None:
                 node = self._add(node, handle, tokens[:end], own_pages[index:])
                 break
-            length = self._common_pages(child, tokens[position:end])
+            length = self._common_pages(child.tokens, tokens[position:end])
             node = child if length == len(child.tokens) else split(child, length, self.page_size)
             tree_pages[index : index + len(node.pages)] = node.pages
             position += length
         self._acquire(node, until=handle.node)
         handle._node = node
-        return Inserted(start, slots_of(tree_pages, self.page_size), own_pages[own_pages != tree_pages])
+        return Inserted(start, tree_pages, own_pages[own_pages != tree_pages], self.page_size)
 
     def unlock(self, handle: Handle) -> None:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
@@ -351,14 +378,14 @@ class RadixCache:
             yield node
             stack.extend(node.children.values())
 
-    def _common_pages(self, node: Node, tokens: Int32Array) -> int:
+    def _common_pages(self, run: Int32Array, tokens: Int32Array) -> int:
         """Tokens in which a node's run and `tokens` agree, in whole pages."""
-        length = common_length(node.tokens, tokens)
+        length = common_length(run, tokens)
         return length - length % self.page_size
 
     def _whole_pages(self, slots: npt.NDArray[np.integer]) -> Int32Array:
         pages = pages_of(slots, self.page_size)
-        if not np.array_equal(slots_of(pages, self.page_size), slots):
+        if (slots.reshape(-1, self.page_size) - pages[:, None] * self.page_size != self._offsets).any():
             raise PageError("the slots of a sequence do not fill whole pages in order")
         return pages
 
@@ -392,6 +419,25 @@ class RadixCache:
     def _drop_if_empty(self, node: Node) -> None:
         if isinstance(node, Root) and not node.children and not node.locks:
             del self._roots[node.namespace]
+
+
+def _still_there(known: Match | None) -> tuple[Node | None, int]:
+    """(where an earlier match ends now, its length); (None, 0) where it has to be found again.
+
+    It is there as long as its node is in the tree and was never cut: the path to it can only have been split.
+    """
+    if known is None or known.node is None or known.node.parent is None or known.node.cuts != known.cuts:
+        return None, 0
+    node = known.node
+    while known.length <= node.start:
+        assert node.parent is not None, "a match has tokens, and a root has none"
+        node = node.parent
+    return node, known.length
+
+
+def _page_at(tokens: Int32Array, position: int, page_size: int) -> bytes:
+    """The page of tokens that begins at `position`, as the key of a child."""
+    return tokens[position : position + page_size].tobytes()
 
 
 def _joined(parts: list[Int32Array]) -> Int32Array:

@@ -36,6 +36,8 @@ class Node:
     """By the bytes of the child's first page of tokens: no two children agree on a whole page."""
     locks: int = 0
     """Handles at this node or below it."""
+    cuts: int = 0
+    """Times that its end was evicted: what ends in it now may not be what ended there before."""
 
     @property
     def end(self) -> int:
@@ -169,10 +171,27 @@ def trim(leaf: Node, pages_kept: int, page_size: int) -> tuple[Int32Array, HashA
         leaf.parent = None
     blocks_kept = num_blocks(leaf.start, leaf.start + pages_kept * page_size)
     pages, hashes = leaf.pages[pages_kept:], leaf.hashes[blocks_kept:]
+    leaf.cuts += 1
     leaf.tokens = _shortened(leaf.tokens, pages_kept * page_size)
     leaf.pages = _shortened(leaf.pages, pages_kept)
     leaf.hashes = leaf.hashes[:blocks_kept]
     return pages, hashes
+
+
+def pages_of_prefix(node: Node, num_pages: int, page_size: int) -> list[Int32Array]:
+    """The first `num_pages` pages on the path from the root to `node`, in runs. O(nodes on the path).
+
+    Raises PageError when `node` is not in the tree any more, or ends before them.
+    """
+    runs: list[Int32Array] = []
+    while node.parent is not None:
+        first = node.start // page_size
+        if first < num_pages:
+            runs.append(node.pages[: num_pages - first])
+        node = node.parent
+    if not isinstance(node, Root) or sum(map(len, runs)) != num_pages:
+        raise PageError("the prefix is in the tree no longer: something was evicted since it was matched")
+    return runs[::-1]
 
 
 def check_node(node: Node, page_size: int) -> None:

@@ -16,7 +16,7 @@ from worker.scheduling.assembly import Piece
 from worker.scheduling.forecast import Forecast, GrowthShare
 from worker.scheduling.holdings import Holding, Holdings
 from worker.scheduling.limits import Limits
-from worker.scheduling.prefill import is_still_held, next_chunk, sibling
+from worker.scheduling.prefill import next_chunk, sibling
 from worker.scheduling.queue import WINDOW, WaitingQueue
 from worker.scheduling.request import Request, State
 
@@ -34,7 +34,7 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         """Let a request wait for its turn."""
-        request.asked_version = -1
+        request.asked_version, request.known_match = -1, None
         request.expected_cached = self._cached_tokens(request)
         self.queue.push(request)
 
@@ -45,20 +45,22 @@ class Admission:
         the caller. `step_is_empty`: no prompt has a chunk in this step yet.
         """
         self.blocked = None
+        self.queue.let_go()
         admitted: list[Piece] = []
         if seats < 1 or not self._may_go_on(budget):
             self._note_lack_of_rows()
             return admitted
-        unfilled = [request for request in running.values() if not request.is_filled]
+        unfilled = [request for request in running.values() if request.settled < len(request.fill_ids)]
         forecast = self._forecast(running.values())
         misses = 0
-        for request in self.queue.candidates(self._cached_tokens, is_still_held):
+        for request in self.queue.candidates(self._cached_tokens, seats + WINDOW):
             piece = self._try(request, unfilled, forecast, budget, is_first=step_is_empty and not admitted)
             if piece is not None:
                 admitted.append(piece)
                 unfilled.append(request)
                 budget -= piece.length
             elif request.waits_for is not None:
+                self.queue.hold(request)
                 misses += 1
             else:
                 break
@@ -68,7 +70,7 @@ class Admission:
         return admitted
 
     def _may_go_on(self, budget: int) -> bool:
-        return len(self.queue) > 0 and budget > 0 and self._holdings.table.free_rows > 0
+        return self.queue.has_candidates and budget > 0 and self._holdings.table.free_rows > 0
 
     def could_fit_beside(self, request: Request, kept: Iterable[Request]) -> bool:
         """Whether a waiting request would find room if `kept` alone ran: a no is sure, a yes is not.
@@ -99,6 +101,7 @@ class Admission:
             self.blocked = request
             return None
         self.queue.take(request)
+        request.known_match = None
         request.holding = holding
         request.planned = request.settled = match.length
         request.state = State.PREFILL
@@ -140,5 +143,7 @@ class Admission:
 
     def _match(self, request: Request) -> Match:
         """What the cache has of it; where logits are wanted, it is computed all the same."""
-        limit = request.matchable_tokens
-        return self._holdings.cache.match(request.submit.namespace, request.fill_ids, limit=limit)
+        cache, limit = self._holdings.cache, request.matchable_tokens
+        match = cache.match(request.submit.namespace, request.fill_ids, limit, known=request.known_match)
+        request.known_match = match
+        return match

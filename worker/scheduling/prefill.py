@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from worker.core.step import Int32Array
+from worker.memory.radix_tree import common_length
 from worker.scheduling.assembly import Piece
 from worker.scheduling.limits import Limits
 from worker.scheduling.request import Request, State
@@ -66,9 +66,11 @@ def sibling(request: Request, cached: int, running: Iterable[Request], limits: L
             not other.is_filled
             and other.submit.namespace == request.submit.namespace
             and needed < min(len(mine), len(theirs) + 1)
+            # Prompts that part have parted here, as a rule: one look instead of all.
+            and mine[needed - 1] == theirs[needed - 1]
             and np.array_equal(mine[:needed], theirs[:needed])
         ):
-            shared = min(_common_length(mine, theirs), len(mine) - 1)
+            shared = min(common_length(mine, theirs), len(mine) - 1)
             return other, shared // limits.page_size * limits.page_size
     return None
 
@@ -78,14 +80,8 @@ def is_still_held(request: Request) -> bool:
     if request.waits_for is None:
         return False
     other, shared = request.waits_for
-    if other.state in (State.PREFILL, State.DECODE) and other.settled < shared:
+    if other.is_seated and other.settled < shared:
         return True
     request.waits_for = None
     request.has_waited = True
     return False
-
-
-def _common_length(left: Int32Array, right: Int32Array) -> int:
-    length = min(len(left), len(right))
-    differing = np.flatnonzero(left[:length] != right[:length])
-    return int(differing[0]) if len(differing) else length

@@ -8,15 +8,18 @@ Retracted requests come first in every order, oldest first: they were admitted o
     lpm        of the WINDOW oldest, the one with the longest cached prefix. Each admission counts against the older
                ones that it overtook; who was overtaken `max_overtakes` times is tried first. So the wait of a request
                is bounded by the number of requests before it, whatever arrives later.
+
+A request that waits for a prefix which another is computing is held: it keeps its place, but is not tried until then.
+Nothing here looks at all that wait: a step costs the candidates it asks for, and one look at each of those waited for.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from itertools import islice
 
 from worker.scheduling.limits import Order
+from worker.scheduling.prefill import is_still_held
 from worker.scheduling.request import Request
 
 _Key = tuple[int, int, int]
@@ -33,17 +36,27 @@ class WaitingQueue:
         self._preempt = preempt
         self._max_overtakes = max_overtakes
         self._keys: list[_Key] = []
+        """Of those that are not held."""
         self._requests: dict[_Key, Request] = {}
+        self._held: dict[Request, list[Request]] = {}
+        """By the request that they wait for."""
+        self._held_until: dict[Request, int] = {}
+        """Positions of that request which must have settled before the first of them can go on."""
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._requests)
+
+    @property
+    def has_candidates(self) -> bool:
+        """Somebody waits who is not held."""
+        return bool(self._keys)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
 
     @property
     def first(self) -> Request | None:
-        """The one at the head, in the order of the keys."""
+        """The one at the head of those that are not held, in the order of the keys."""
         return self._requests[self._keys[0]] if self._keys else None
 
     def push(self, request: Request) -> None:
@@ -62,23 +75,47 @@ class WaitingQueue:
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
         key = self._key(request)
-        del self._keys[bisect_left(self._keys, key)]
         del self._requests[key]
+        if request.waits_for is None:
+            del self._keys[bisect_left(self._keys, key)]
+            return
+        other, _ = request.waits_for
+        self._held[other].remove(request)
+        if not self._held[other]:
+            del self._held[other], self._held_until[other]
 
-    def candidates(
-        self, cached_tokens: Callable[[Request], int], is_held: Callable[[Request], bool] = lambda _: False
-    ) -> list[Request]:
-        """Those to try, best first, without those that are held, which so keep nobody out of the window.
+    def hold(self, request: Request) -> None:
+        """It waits for the prefix that its `waits_for` says."""
+        assert request.waits_for is not None, "nobody to wait for"
+        del self._keys[bisect_left(self._keys, self._key(request))]
+        self._hold(request, *request.waits_for)
+
+    def let_go(self) -> None:
+        """Give back their places to those whose wait is over."""
+        due = [other for other, until in self._held_until.items() if other.settled >= until or not other.is_seated]
+        for other in due:
+            del self._held_until[other]
+            for request in self._held.pop(other):
+                if is_still_held(request) and request.waits_for is not None:
+                    self._hold(request, *request.waits_for)
+                else:
+                    insort(self._keys, self._key(request))
+
+    def candidates(self, cached_tokens: Callable[[Request], int], most: int) -> list[Request]:
+        """Those to try, best first: at most `most`, none that is held.
 
         `cached_tokens` looks up how much of a request the cache holds now.
         """
-        free = (request for key in self._keys if not is_held(request := self._requests[key]))
-        if self._order != "lpm":
-            return list(free)
-        window = list(islice(free, WINDOW))
-        for request in window:
-            request.expected_cached = cached_tokens(request)
-        return sorted(window, key=self._lpm_rank)
+        free = [self._requests[key] for key in self._keys[: WINDOW if self._order == "lpm" else most]]
+        if self._order == "lpm":
+            for request in free:
+                request.expected_cached = cached_tokens(request)
+            free.sort(key=self._lpm_rank)
+        return free
+
+    def _hold(self, request: Request, other: Request, until: int) -> None:
+        self._held.setdefault(other, []).append(request)
+        self._held_until[other] = min(until, self._held_until.get(other, until))
 
     def _key(self, request: Request) -> _Key:
         is_new = 0 if request.was_admitted else 1

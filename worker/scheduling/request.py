@@ -23,6 +23,7 @@ import numpy as np
 
 from worker.core.messages import Submit
 from worker.core.step import Int32Array
+from worker.memory.radix_cache import Match
 from worker.scheduling.holdings import Holding
 
 
@@ -55,8 +56,10 @@ class Request:
     """Settled new tokens."""
     expected_cached: int = 0
     """While waiting: tokens of `fill_ids` that the cache held when it was last asked, ..."""
+    known_match: Match | None = None
+    """... what it found, ..."""
     asked_version: int = -1
-    """... which was at this version of its content."""
+    """... and at which version of its content that was."""
     overtaken: int = 0
     """Requests that arrived later and were admitted earlier."""
     waits_for: tuple[Request, int] | None = None
@@ -106,6 +109,11 @@ class Request:
     def is_growing(self) -> bool:
         """It is to be planned again. False once its last token by length is in flight: it ends when that settles."""
         return len(self.outputs) + self.samples_in_flight < self.submit.max_new_tokens
+
+    @property
+    def is_seated(self) -> bool:
+        """It is planned, step by step."""
+        return self.state is State.PREFILL or self.state is State.DECODE
 
     @property
     def wants_a_step(self) -> bool:

@@ -21,7 +21,10 @@ def make_request(arrival: int, *, priority: int = 0) -> Request:
 
 
 def order_of(queue: WaitingQueue, cached: dict[int, int] | None = None) -> list[int]:
-    return [request.arrival for request in queue.candidates(lambda request: (cached or {}).get(request.arrival, 0))]
+    return [
+        request.arrival
+        for request in queue.candidates(lambda request: (cached or {}).get(request.arrival, 0), len(queue))
+    ]
 
 
 def test_fcfs_is_the_order_of_arrival() -> None:
@@ -63,7 +66,7 @@ def test_lpm_lets_nobody_be_overtaken_for_ever() -> None:
     admitted_before = 0
     for arrival in range(2, 100):
         queue.push(make_request(arrival))
-        best = queue.candidates(lambda request: 0 if request is cold else 500)[0]
+        best = queue.candidates(lambda request: 0 if request is cold else 500, 1)[0]
         queue.take(best)
         if best is cold:
             break
@@ -79,7 +82,7 @@ def test_lpm_bounds_the_wait_of_every_cold_request() -> None:
     order: list[int] = []
     for arrival in range(11, 200):
         queue.push(make_request(arrival))
-        best = queue.candidates(lambda request: 0 if request.arrival <= 10 else 500)[0]
+        best = queue.candidates(lambda request: 0 if request.arrival <= 10 else 500, 1)[0]
         queue.take(best)
         order.append(best.arrival)
     assert max(order.index(arrival) for arrival in range(1, 11)) <= 10 + 2
@@ -95,7 +98,7 @@ def test_lpm_looks_at_a_window_of_the_oldest_only() -> None:
         looked_up.append(request.arrival)
         return request.arrival
 
-    assert [request.arrival for request in queue.candidates(cached_tokens)] == list(range(WINDOW, 0, -1))
+    assert [request.arrival for request in queue.candidates(cached_tokens, 1)] == list(range(WINDOW, 0, -1))
     assert looked_up == list(range(1, WINDOW + 1))
 
 
