@@ -19,6 +19,8 @@ import numpy.typing as npt
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.types import WorkerId, WorkerStatus
 
+_FILL_STEPS = 2**32
+
 Reason: TypeAlias = Literal["only", "prefix", "spill", "load", "turn", "chance", "hash", "none"]
 """Why a worker was chosen.
 
@@ -67,13 +69,12 @@ class WorkerView:
     kv_free_tokens: int = field(init=False)
     """KV tokens that are free or can be evicted; huge when the pool's size is not known. Derived."""
     cache_fill: float = field(init=False)
-    """Share of the KV pool that the sketch thinks is cached; 0 when the pool's size is not known. Derived."""
+    """Share of the KV pool that the sketch thinks is cached, in steps of 2**-32, so that sums of many are exact; 0 when
+    the pool's size is not known. Derived."""
     requests_in_flight: int = field(init=False)
     """Requests there, running or not. Derived."""
     places_short: int = field(init=False)
     """How many requests must end before one more can run; 0 when it can run at once. Derived."""
-    terms: tuple[int, int, int, int, float] = field(init=False)
-    """Slot, outstanding prompt tokens, requests in flight, places short, cache fill: read at once. Derived."""
 
     def __post_init__(self) -> None:
         """Work out the derived fields."""
@@ -83,11 +84,9 @@ class WorkerView:
         object.__setattr__(self, "unavailable", _unavailable(self))
         object.__setattr__(self, "kv_free_tokens", free)
         fill = self.sketch_blocks * BLOCK_TOKENS / self.kv_tokens if self.kv_tokens else 0.0
-        object.__setattr__(self, "cache_fill", fill)
+        object.__setattr__(self, "cache_fill", round(fill * _FILL_STEPS) / _FILL_STEPS)
         object.__setattr__(self, "requests_in_flight", requests)
         object.__setattr__(self, "places_short", max(0, short))
-        terms = (self.slot, self.outstanding_prompt_tokens, requests, self.places_short, fill)
-        object.__setattr__(self, "terms", terms)
 
     def has_place(self, prompt_tokens: int) -> bool:
         """Whether a request could run here at once, or would be the only one that waits for memory.
@@ -104,18 +103,26 @@ class RequestView:
     prompt_tokens: int
     block_hashes: npt.NDArray[np.uint64]
     """Chained hashes of the prompt's whole routing blocks."""
-    matched_blocks: Sequence[int]
+    matched_blocks: Sequence[int] | npt.NDArray[np.intp]
     """By slot: how many leading blocks of the prompt the worker holds. What `Sketch.match` returned."""
     users: Mapping[int, int] = field(default_factory=dict)
     """By slot: requests there that use all that is matched; without an entry none. What `Sketch.users` returned."""
 
     def matched_tokens(self, slot: int) -> int:
         """Prompt tokens expected in the worker's cache: at most all but the last, which is always computed."""
-        return min(self.matched_blocks[slot] * BLOCK_TOKENS, self.prompt_tokens - 1)
+        return min(int(self.matched_blocks[slot]) * BLOCK_TOKENS, self.prompt_tokens - 1)
 
     def uncached_tokens(self, slot: int) -> int:
         """U: prompt tokens that the worker would have to compute; at least 1."""
         return self.prompt_tokens - self.matched_tokens(slot)
+
+    def matched_at(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """`matched_blocks` of these slots."""
+        return np.asarray(self.matched_blocks, dtype=np.intp)[slots]
+
+    def matched_tokens_at(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """`matched_tokens` of these slots."""
+        return np.minimum(self.matched_at(slots) * BLOCK_TOKENS, self.prompt_tokens - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +134,8 @@ class Ranking:
     reason: Reason
     costs: Mapping[int, float]
     """Cost by slot, of the eligible workers alone; the lowest wins. The unit is the policy's own."""
+    most_matched_blocks: int | None = None
+    """Of the prompt, on the eligible worker that holds most of it; None: not worked out."""
 
     @property
     def order(self) -> list[int]:

@@ -108,8 +108,7 @@ class Prompts:
 
     def room(self, request: PreparedRequest) -> int:
         """Tokens that the answer may have on every worker that may get the request; less than 1 when nothing fits."""
-        workers = self._registry.group(request.model).suitable(request.prompt_tokens, request.fingerprint)
-        return min((worker.max_context_tokens for worker in workers), default=0) - request.prompt_tokens
+        return self._registry.group(request.model).room(request.prompt_tokens, request.fingerprint)
 
     async def tokenize(self, model_name: str, prompt: inference_pb2.Prompt) -> TokenArray:
         """The ids of a prompt of any form."""

@@ -12,9 +12,12 @@ from random import Random
 from time import perf_counter
 from typing import Protocol
 
-from radixfleet.errors import Unavailable
+from radixfleet.blocks import BLOCK_TOKENS
+from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
+from router.dialects.needs import WORDS, needs
 from router.dispatch.lease import Decision, Lease
 from router.dispatch.request import PreparedRequest
+from router.fleet_view import FleetView
 from router.index import HotPrefixes, Sketch
 from router.metrics import RouterMetrics
 from router.policies import Policy
@@ -78,20 +81,22 @@ class Chooser:
     def choose(self, request: PreparedRequest, *, excluded: Collection[WorkerState] = ()) -> Lease:
         """Choose a worker not in `excluded` and book the request there. Raises Unavailable when there is none."""
         began_s = perf_counter()
-        workers = self._suitable(request)
-        if excluded:
-            workers = [worker for worker in workers if worker not in excluded]
+        group = self._registry.group(request.model)
+        workers = _suitable(group, request, excluded)
         view = self._view(request)
-        ranking = self._policy.rank(view, [worker.view for worker in workers], self._random)
-        chosen = next((worker for worker in workers if worker.slot == ranking.slot), None)
-        if chosen is None:
-            raise self._nobody(request, workers)
+        ranking = self._policy.rank(view, workers, self._random)
+        if ranking.slot is None:
+            raise self._nobody(request, group, workers)
+        chosen = group.at(ranking.slot)
         self._bookings += 1
+        most = ranking.most_matched_blocks
+        if most is None:
+            most = max(int(view.matched_blocks[slot]) for slot in ranking.costs)
         decision = Decision(
             policy=self._policy.name,
             reason=ranking.reason,
             predicted_cached_tokens=view.matched_tokens(chosen.slot),
-            reachable_cached_tokens=_most_matched_tokens(view, ranking),
+            reachable_cached_tokens=min(most * BLOCK_TOKENS, request.prompt_tokens - 1),
         )
         lease = Lease(
             request,
@@ -108,57 +113,65 @@ class Chooser:
 
     def is_saturated(self, request: PreparedRequest) -> bool:
         """Whether the request would wait on every worker that could get it. False when there is none at all."""
-        is_served = False
-        for worker in self._suitable(request):
-            view = worker.view
-            if not view.unavailable:
-                if view.has_place(request.prompt_tokens):
-                    return False
-                is_served = True
-        return is_served
+        return _suitable(self._registry.group(request.model), request).is_saturated(request.prompt_tokens)
 
     def explain(self, request: PreparedRequest) -> Explanation:
         """What `choose` would do now. Books nothing and changes nothing."""
         group = self._registry.group(request.model)
-        suitable = group.suitable(request.prompt_tokens, request.fingerprint)
+        suitable = _suitable(group, replace(request, look_aside=False))
+        slots = {worker.slot for worker in suitable}
         view = self._view(request)
         # A copy: an explanation must not change what the next choice draws.
         random = Random()  # noqa: S311
         random.setstate(self._random.getstate())
-        ranking = self._policy.rank(view, [worker.view for worker in suitable], random)
+        ranking = self._policy.rank(view, suitable, random)
         return Explanation(
             policy=self._policy.name,
             reason=ranking.reason,
-            worker=next((worker for worker in suitable if worker.slot == ranking.slot), None),
+            worker=None if ranking.slot is None else group.at(ranking.slot),
             candidates=[
-                _report(worker, request, view, ranking, suitable=worker in suitable) for worker in group.workers
+                _report(worker, request, view, ranking, suitable=worker.slot in slots) for worker in group.workers
             ],
         )
-
-    def _suitable(self, request: PreparedRequest) -> Sequence[WorkerState]:
-        group = self._registry.group(request.model)
-        return group.suitable(request.prompt_tokens, request.fingerprint, look_aside=request.look_aside)
 
     def _view(self, request: PreparedRequest) -> RequestView:
         matched = self._sketch.match(request.block_hashes)
         users = self._sketch.users(request.block_hashes, matched)
         return RequestView(request.prompt_tokens, request.block_hashes, matched, users)
 
-    def _nobody(self, request: PreparedRequest, workers: Sequence[WorkerState]) -> Unavailable:
+    def _nobody(self, request: PreparedRequest, group: ModelGroup, suitable: FleetView) -> RadixfleetError:
+        workers = [group.at(view.slot) for view in suitable]
         reasons = sorted(f"{worker.name}: {worker.ineligible_reason or 'no room'}" for worker in workers)
         known = f" ({', '.join(reasons[:5])})" if reasons else ""
         problem = f"no worker can take a request for {request.model} now{known}"
-        if request.look_aside and not workers and self._suitable(replace(request, look_aside=False)):
+        if request.look_aside and not workers and _suitable(group, replace(request, look_aside=False)):
             problem = (
                 f"{request.model} is served only by engines of other dialects, which clients cannot call directly: "
                 "send the request to the router (Inference.Generate), which translates"
             )
+        elif not workers and (missing := _missing(group, request)):
+            return InvalidRequest(
+                f"no engine that serves {request.model} can {WORDS[missing]}: leave {missing} out", field=missing
+            )
         return Unavailable(problem, retry_after_s=RETRY_AFTER_S)
 
 
-def _most_matched_tokens(view: RequestView, ranking: Ranking) -> int:
-    matched = view.matched_blocks
-    return view.matched_tokens(max(ranking.costs, key=matched.__getitem__))
+def _suitable(group: ModelGroup, request: PreparedRequest, excluded: Collection[WorkerState] = ()) -> FleetView:
+    """Those of the group that can take the request at all."""
+    wanted = _needs(group, request)
+    return group.suitable(
+        request.prompt_tokens, request.fingerprint, look_aside=request.look_aside, excluded=excluded, needs=wanted
+    )
+
+
+def _needs(group: ModelGroup, request: PreparedRequest) -> frozenset[str]:
+    return frozenset() if group.all_native else needs(request.message, resumable=request.resumable)
+
+
+def _missing(group: ModelGroup, request: PreparedRequest) -> str:
+    """What the request needs and no worker of the model can do; empty when that is not what stands in the way."""
+    wanted = sorted(_needs(group, request))
+    return next((name for name in wanted if all(name in worker.lacks for worker in group.workers)), "")
 
 
 def _report(
@@ -169,13 +182,14 @@ def _report(
     if not worker.speaks(request.fingerprint):
         reason = "another tokenizer"
     elif not suitable:
-        reason = "context too short"
+        is_short = worker.max_context_tokens <= request.prompt_tokens
+        reason = "context too short" if is_short else "cannot do all that is asked for"
     elif cost is None:
         reason = worker.ineligible_reason or ineligible_reason(worker.view, view)
     return CandidateReport(
         worker=worker,
         ineligible_reason=reason,
-        matched_blocks=view.matched_blocks[worker.slot],
+        matched_blocks=int(view.matched_blocks[worker.slot]),
         matched_tokens=view.matched_tokens(worker.slot),
         cost=cost,
     )

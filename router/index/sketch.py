@@ -19,7 +19,8 @@ owns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 
 import numpy as np
@@ -30,6 +31,7 @@ from router.index.lease import BlockLease
 from router.index.mirror import Mirror
 
 HashArray = npt.NDArray[np.uint64]
+DepthArray = npt.NDArray[np.intp]
 
 
 class Sketch:
@@ -98,12 +100,12 @@ class Sketch:
         mirror.set_capacity(blocks)
         self._clear(slot, mirror.trim())
 
-    def match(self, hashes: HashArray) -> list[int]:
+    def match(self, hashes: HashArray) -> DepthArray:
         """How many leading blocks of a prompt each worker holds, by slot (0 for a free slot).
 
         `hashes`: uint64 [blocks], chained. Changes nothing.
         """
-        depths = [0] * len(self._mirrors)
+        depths = np.zeros(len(self._mirrors), dtype=np.intp)
         num_blocks = len(hashes)
         mask_of, hash_at = self._masks.get, hashes.item
         low = 1
@@ -118,8 +120,7 @@ class Sketch:
                 if not workers:
                     continue
                 if below - at_least == 1:
-                    for slot in _slots(workers):
-                        depths[slot] = at_least
+                    depths[_slots(workers)] = at_least
                     continue
                 middle = (at_least + below) // 2
                 reach = workers & mask_of(hash_at(middle - 1), 0)
@@ -130,26 +131,15 @@ class Sketch:
 
     def holders(self, block_hash: int) -> tuple[int, ...]:
         """Slots of the workers that are thought to hold the block."""
-        return _slots(self._masks.get(block_hash, 0))
+        return tuple(_slots(self._masks.get(block_hash, 0)).tolist())
 
-    def users(self, hashes: HashArray, depths: Sequence[int]) -> dict[int, int]:
+    def users(self, hashes: HashArray, depths: DepthArray) -> Mapping[int, int]:
         """How many open leases there are on the deepest block that each worker holds of a prompt, by slot, if any.
 
         `depths` is what `match` returned for `hashes`. Whoever uses a block uses all before it, so these are the
-        requests that share all of the prompt that can be shared there.
+        requests that share all of the prompt that can be shared there. Read it in the same turn: it looks when asked.
         """
-        users = {}
-        last_depth, block = 0, 0
-        for slot, depth in enumerate(depths):
-            if not depth:
-                continue
-            if depth != last_depth:
-                last_depth, block = depth, hashes.item(depth - 1)
-            mirror = self._mirrors[slot]
-            count = mirror.users(block) if mirror is not None else 0
-            if count:
-                users[slot] = count
-        return users
+        return _Users(self._mirrors, hashes, depths)
 
     def book(self, slot: int, hashes: HashArray, prompt_tokens: int) -> BlockLease:
         """A request with these prompt blocks goes to the worker, which will hold them: count them as there from now on.
@@ -295,7 +285,32 @@ def _bit(slot: int) -> int:
     return 1 << slot
 
 
-@lru_cache(maxsize=1024)
-def _slots(mask: int) -> tuple[int, ...]:
+@lru_cache(maxsize=4096)
+def _slots(mask: int) -> DepthArray:
     """The numbers of the bits that are set. Hot prefixes have few distinct masks, so most calls are look-ups."""
-    return tuple(slot for slot in range(mask.bit_length()) if mask >> slot & 1)
+    data = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), dtype=np.uint8)
+    slots = np.unpackbits(data, bitorder="little").nonzero()[0]
+    slots.flags.writeable = False
+    return slots
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Users(Mapping[int, int]):
+    """See `Sketch.users`. Few of a thousand workers are asked for."""
+
+    mirrors: Sequence[Mirror | None]
+    hashes: HashArray
+    depths: DepthArray
+
+    def __getitem__(self, slot: int) -> int:
+        depth, mirror = self.depths.item(slot), self.mirrors[slot]
+        users = mirror.users(self.hashes.item(depth - 1)) if depth and mirror is not None else 0
+        if not users:
+            raise KeyError(slot)
+        return users
+
+    def __iter__(self) -> Iterator[int]:
+        return (slot for slot in self.depths.nonzero()[0].tolist() if slot in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

@@ -41,12 +41,15 @@ copies as early tears bursts of siblings.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 
+import numpy as np
+
 from radixfleet.blocks import BLOCK_TOKENS
-from router.policies.policy import cheapest, reason_for
-from router.view import NOBODY, Ranking, RequestView, WorkerView, eligible
+from router.fleet_view import Columns, FleetView, FloatArray, IntArray
+from router.policies.policy import cheapest_of, reason_of
+from router.view import NOBODY, Ranking, RequestView, WorkerView
 
 PLACE_WEIGHT = 0.5
 MOST_FILLED = 1.5
@@ -66,42 +69,58 @@ class MinCost:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: prompt tokens."""
-        candidates = eligible(request, workers)
-        if not candidates:
+        columns = FleetView.of(workers).eligible(request)
+        if not len(columns):
             return NOBODY
-        prompt_tokens, matched = request.prompt_tokens, request.matched_blocks
-        # This is the hot loop of the router: each worker is read once, and sums are made over whole columns.
-        terms = [worker.terms for worker in candidates]
-        _, queues, requests, _, fills = zip(*terms, strict=True)
-        count, queued, least_requests = len(terms), sum(queues), min(requests)
-        batch_weight = BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + sum(requests) / count) ** 3
-        fill = sum(fills) / count
-        place_weight, most_filled = (PLACE_WEIGHT / fill if fill else 0.0), MOST_FILLED * fill
-        # Q N / (2 N + 3 (sum - Q) / others), with what is the same for all workers taken out.
+        matched = request.matched_at(columns.slots)
+        most = int(matched.max())
+        costs = _costs(request.prompt_tokens, matched if most else None, columns)
+        if most:
+            _share_copies(costs, matched, most, columns.slots, request)
+        chosen = cheapest_of(columns, costs, random)
+        return Ranking(
+            int(columns.slots[chosen]),
+            reason_of(int(matched[chosen]), most, len(columns)),
+            columns.named(costs),
+            most_matched_blocks=most,
+        )
+
+
+def _costs(prompt_tokens: int, matched: IntArray | None, columns: Columns) -> FloatArray:
+    """One cost a worker; `matched` in blocks, None: nobody holds any.
+
+    This is the hot loop of the router: whole columns at once, in place, with what is the same for all workers taken
+    out. A step that changes nothing is left out.
+    """
+    count, fill = len(columns), columns.filled / len(columns)
+    if fill:
+        costs: FloatArray = np.minimum(columns.fill, MOST_FILLED * fill)
+        costs *= PLACE_WEIGHT / fill
+        costs += 1.0
+    else:
+        costs = np.ones(count)
+    # In whole blocks: the last token, which is always computed, changes no order.
+    costs *= prompt_tokens if matched is None else prompt_tokens - BLOCK_TOKENS * matched
+    if columns.queued:
+        # Q N / (2 N + 3 (sum - Q) / others)
         others = max(1, count - 1) / BACKLOG_WEIGHT
-        waited, patience = others * prompt_tokens, others * PATIENCE * prompt_tokens + queued
-        costs = {}
-        for slot, queue, in_flight, places_short, filled in terms:
-            more = in_flight + places_short - least_requests
-            # In whole blocks: the last token, which is always computed, changes no order.
-            costs[slot] = (
-                (prompt_tokens - BLOCK_TOKENS * matched[slot])
-                * (1 + place_weight * (filled if filled < most_filled else most_filled))
-                + queue * waited / (patience - queue)
-                + batch_weight * (more * more * more)
-            )
-        if request.users:
-            _share_copies(costs, matched, request.users)
-        chosen = cheapest(candidates, costs, random)
-        return Ranking(chosen.slot, reason_for(chosen, candidates, request), costs)
+        waited = columns.queue * (others * prompt_tokens)
+        waited /= (others * PATIENCE * prompt_tokens + columns.queued) - columns.queue
+        costs += waited
+    more = columns.held - columns.least_requests
+    cubed = more * more
+    cubed *= more
+    cubed *= BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + columns.in_flight / count) ** 3
+    costs += cubed
+    return costs
 
 
-def _share_copies(costs: dict[int, float], matched: Sequence[int], users: Mapping[int, int]) -> None:
+def _share_copies(costs: FloatArray, matched: IntArray, most: int, slots: IntArray, request: RequestView) -> None:
     """Take from the cost of each worker that holds less of the prompt than others what later requests will pay."""
-    most = max([matched[slot] for slot in costs])
-    holders = [slot for slot in costs if matched[slot] == most]
-    crowd = sum([users.get(slot, 0) for slot in holders]) / len(holders)
+    holders = slots[matched == most]
+    if len(holders) == len(slots):
+        return
+    crowd = sum([request.users.get(slot, 0) for slot in holders.tolist()]) / len(holders)
     share = BLOCK_TOKENS * crowd**4 / (crowd**4 + CROWD**4)
-    if share and len(holders) < len(costs):
-        for slot in costs:
-            costs[slot] -= share * (most - matched[slot])
+    if share:
+        costs -= share * (most - matched)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
+from router.fleet_view import Columns, FloatArray
 from router.view import Ranking, Reason, RequestView, WorkerView
 
 
@@ -23,7 +24,10 @@ class Policy(Protocol):
         ...
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
-        """Rank the workers for `request`. Only those that `router.view.eligible` lets through have a cost."""
+        """Rank the workers for `request`. Only those that `router.view.eligible` lets through have a cost.
+
+        The router passes a `router.fleet_view.FleetView`, which has the workers' figures as columns too.
+        """
         ...
 
 
@@ -40,12 +44,27 @@ def cheapest(candidates: Sequence[WorkerView], costs: Mapping[int, float], rando
     return equals[0] if len(equals) == 1 else random.choice(equals)
 
 
+def cheapest_of(columns: Columns, costs: FloatArray, random: Random) -> int:
+    """`cheapest` of columns: the place of the worker. There must be one."""
+    lowest = int(costs.argmin())
+    equals = (costs == costs[lowest]).nonzero()[0]
+    if len(equals) > 1:
+        requests = columns.requests[equals]
+        equals = equals[requests == requests.min()]
+    return int(equals[0]) if len(equals) == 1 else random.choice(equals.tolist())
+
+
 def reason_for(chosen: WorkerView, candidates: Sequence[WorkerView], request: RequestView) -> Reason:
     """Why a policy that weighs cache against load chose `chosen` among `candidates`."""
-    if len(candidates) == 1:
-        return "only"
     matched = request.matched_blocks
     most = max([matched[worker.slot] for worker in candidates])
+    return reason_of(matched[chosen.slot], most, len(candidates))
+
+
+def reason_of(matched: int, most: int, count: int) -> Reason:
+    """The same, of `count` candidates of which the chosen one holds `matched` blocks, and the best one `most`."""
+    if count == 1:
+        return "only"
     if most == 0:
         return "load"
-    return "prefix" if matched[chosen.slot] == most else "spill"
+    return "prefix" if matched == most else "spill"

@@ -1,52 +1,99 @@
-"""The workers of one model, with what a choice must know of all of them at once."""
+"""The workers of one model, with what a choice must know of all of them at once. On the event loop only."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
+from router.fleet_view import FleetView
 from router.workers.state import WorkerState
 
 
-@dataclass(frozen=True, slots=True)
 class ModelGroup:
-    """Made when facts change, read by every choice."""
+    """Made anew when facts change, read by every choice.
 
-    workers: tuple[WorkerState, ...] = ()
-    """In whatever state they are."""
-    fingerprints: frozenset[int] = frozenset()
-    """Of their tokenizers; more than one only while a fleet changes its model."""
-    shortest_context: int = 0
+    Workers that changed since the last choice are noted, and `view` takes in those alone.
+    """
+
+    def __init__(self, workers: Sequence[WorkerState] = ()) -> None:
+        """`workers`: in whatever state they are; each must have told its facts. They belong to this group now."""
+        self.workers = tuple(workers)
+        models = [worker.facts.model for worker in workers if worker.facts is not None]
+        self.fingerprints = frozenset(model.tokenizer_fingerprint for model in models)
+        """Of their tokenizers; more than one only while a fleet changes its model."""
+        self.shortest_context = min((worker.max_context_tokens for worker in workers), default=0)
+        self.all_native = all(worker.is_native for worker in workers)
+        self._places = {worker.slot: place for place, worker in enumerate(workers)}
+        self._view = FleetView(worker.view for worker in workers)
+        self._stale = {worker for worker in workers if not worker.breaker.is_closed}
+        for worker in workers:
+            worker.stale = self._stale
+
+    def at(self, slot: int) -> WorkerState:
+        """The worker with this slot, which must be in the group."""
+        return self.workers[self._places[slot]]
+
+    @property
+    def view(self) -> FleetView:
+        """All of them as policies see them now."""
+        stale = self._stale
+        if stale:
+            for worker in stale:
+                self._view.replace(self._places[worker.slot], worker.view)
+            # What a breaker that is not closed admits changes with time.
+            lasting = [worker for worker in stale if not worker.breaker.is_closed]
+            stale.clear()
+            stale.update(lasting)
+        return self._view
 
     def suitable(
-        self, prompt_tokens: int, fingerprint: int | None, *, look_aside: bool = False
-    ) -> Sequence[WorkerState]:
-        """Workers that understand the tokens; if some have a context long enough, only those.
+        self,
+        prompt_tokens: int,
+        fingerprint: int | None,
+        *,
+        look_aside: bool = False,
+        excluded: Collection[WorkerState] = (),
+        needs: frozenset[str] = frozenset(),
+    ) -> FleetView:
+        """Workers that understand the tokens; if some have a context long enough, only those. Read it in this turn.
 
-        `look_aside`: and that speak our own dialect, because the client calls them itself.
+        `look_aside`: and that speak our own dialect, because the client calls them itself. `needs`: and that lack none
+        of these (see `router.dialects.needs`).
         """
-        able = [worker for worker in self.workers if worker.is_native] if look_aside else self.workers
-        if prompt_tokens < self.shortest_context and (fingerprint is None or self.fingerprints == {fingerprint}):
-            return able
-        workers = [worker for worker in able if worker.speaks(fingerprint)]
-        roomy = [worker for worker in workers if worker.max_context_tokens > prompt_tokens]
-        return roomy or workers
+        is_special = needs or excluded or (look_aside and not self.all_native)
+        if not is_special and self._all_fit(prompt_tokens, fingerprint):
+            return self.view
+        workers = [
+            worker
+            for worker in self.workers
+            if (worker.is_native or not look_aside) and not (needs and needs & worker.lacks)
+        ]
+        fitting = self._fitting(workers, prompt_tokens, fingerprint)
+        return self.view.only(self._places[worker.slot] for worker in fitting if worker not in excluded)
+
+    def room(self, prompt_tokens: int, fingerprint: int | None) -> int:
+        """Tokens that the answer may have on every suitable worker; less than 1 when nothing fits."""
+        context_tokens = self.shortest_context
+        if not self._all_fit(prompt_tokens, fingerprint):
+            fitting = self._fitting(self.workers, prompt_tokens, fingerprint)
+            context_tokens = min((worker.max_context_tokens for worker in fitting), default=0)
+        return context_tokens - prompt_tokens
+
+    def _all_fit(self, prompt_tokens: int, fingerprint: int | None) -> bool:
+        return prompt_tokens < self.shortest_context and (fingerprint is None or self.fingerprints == {fingerprint})
+
+    def _fitting(
+        self, workers: Sequence[WorkerState], prompt_tokens: int, fingerprint: int | None
+    ) -> Sequence[WorkerState]:
+        if self._all_fit(prompt_tokens, fingerprint):
+            return workers
+        speaking = [worker for worker in workers if worker.speaks(fingerprint)]
+        return [worker for worker in speaking if worker.max_context_tokens > prompt_tokens] or speaking
 
 
 def model_groups(workers: Sequence[WorkerState]) -> dict[str, ModelGroup]:
     """By the model's name. Workers that have not told their model are in none."""
     by_model: dict[str, list[WorkerState]] = {}
-    fingerprints: dict[str, set[int]] = {}
     for worker in workers:
         if worker.facts is not None and worker.facts.model.model:
-            model = worker.facts.model
-            by_model.setdefault(model.model, []).append(worker)
-            fingerprints.setdefault(model.model, set()).add(model.tokenizer_fingerprint)
-    return {
-        name: ModelGroup(
-            workers=tuple(members),
-            fingerprints=frozenset(fingerprints[name]),
-            shortest_context=min(worker.max_context_tokens for worker in members),
-        )
-        for name, members in by_model.items()
-    }
+            by_model.setdefault(worker.facts.model.model, []).append(worker)
+    return {name: ModelGroup(members) for name, members in by_model.items()}

@@ -17,6 +17,9 @@ from router.workers.activity import WorkerActivity
 from router.workers.books import Booking, Books
 from router.workers.breaker import Breaker
 
+UNKNOWN_CONTEXT = 2**31
+"""Taken for the context of an engine that does not tell its own: it will refuse what is too long."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
@@ -35,6 +38,8 @@ class WorkerFacts:
     """Of its Prometheus endpoint; 0: none that it knows of."""
     dialect: str = "native"
     """What it speaks: see `Speaker.dialect`."""
+    lacks: frozenset[str] = frozenset()
+    """What it cannot do: see `Speaker.lacks`."""
 
     @property
     def comparable_blocks(self) -> bool:
@@ -77,6 +82,8 @@ class WorkerState:
         self.removed = False
         self.updated_at_s: float | None = None
         """When the last state update came, by the router's clock."""
+        self.stale: set[WorkerState] = set()
+        """Of the group that it belongs to: workers whose views are others than the group has seen."""
         self._sketch = sketch
         self._on_change = on_change
         self._last_booking = 0
@@ -94,17 +101,34 @@ class WorkerState:
 
     @property
     def max_context_tokens(self) -> int:
-        """Longest prompt + completion that it takes; 0 until it has answered."""
-        return self.facts.model.max_context_tokens if self.facts else 0
+        """Longest prompt + completion that it takes; 0 until it has answered. See UNKNOWN_CONTEXT."""
+        if self.facts is None:
+            return 0
+        return self.facts.model.max_context_tokens or (UNKNOWN_CONTEXT if self.is_text_engine else 0)
 
     @property
     def is_native(self) -> bool:
         """It speaks our own dialect, so clients can call it themselves."""
         return self.facts is not None and self.facts.dialect == "native"
 
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What it cannot do: see `Speaker.lacks`."""
+        return frozenset() if self.facts is None else self.facts.lacks
+
+    @property
+    def is_text_engine(self) -> bool:
+        """It is reached by OpenAI's HTTP: takes text and chats as they are, and ids of the model's own tokenizer."""
+        return self.facts is not None and self.facts.dialect == "openai"
+
     def speaks(self, fingerprint: int | None) -> bool:
-        """Whether it understands tokens made by the tokenizer with this fingerprint. None: the client's own ids."""
-        return fingerprint is None or (self.facts is not None and self.facts.model.tokenizer_fingerprint == fingerprint)
+        """Whether it understands tokens made by the tokenizer with this fingerprint.
+
+        None: the client's own ids. 0: they are none, and only the text behind them counts.
+        """
+        if fingerprint is None or self.is_text_engine:
+            return True
+        return self.facts is not None and self.facts.model.tokenizer_fingerprint == fingerprint
 
     @property
     def approximate(self) -> bool:
@@ -142,6 +166,7 @@ class WorkerState:
     def changed(self) -> None:
         """Something that the view shows is different now."""
         self._view = None
+        self.stale.add(self)
         self._on_change()
 
     def restarted(self) -> None:

@@ -33,7 +33,7 @@ def test_a_booking_is_seen_by_the_next_choice(sketch: Sketch) -> None:
     """Behaviour 45: what was booked counts at once, before the worker has said anything."""
     lease = book(sketch, "abc")
     assert lease.known_blocks == 0
-    assert sketch.match(chain("abcd")) == [3]
+    assert sketch.match(chain("abcd")).tolist() == [3]
     assert book(sketch, "abcd").known_blocks == 3
     sketch.check()
 
@@ -41,7 +41,7 @@ def test_a_booking_is_seen_by_the_next_choice(sketch: Sketch) -> None:
 def test_the_next_turn_of_a_chat_finds_the_answer(sketch: Sketch) -> None:
     """Behaviour 26, in the sketch: output blocks are there after the end."""
     serve(sketch, "ab", output="xy")
-    assert sketch.match(chain("abxyz")) == [4]
+    assert sketch.match(chain("abxyz")).tolist() == [4]
 
 
 def test_prediction_never_covers_the_last_token(sketch: Sketch) -> None:
@@ -56,11 +56,11 @@ def test_least_recently_used_leaves_first_and_from_its_deep_end(sketch: Sketch) 
     serve(sketch, "wxyz")
     serve(sketch, "ab")
     serve(sketch, "pq")
-    assert sketch.match(chain("abcd")) == [2], "c and d were used last when abcd was"
-    assert sketch.match(chain("wxyz")) == [4]
+    assert sketch.match(chain("abcd")).tolist() == [2], "c and d were used last when abcd was"
+    assert sketch.match(chain("wxyz")).tolist() == [4]
     serve(sketch, "mn")
-    assert sketch.match(chain("wxyz")) == [2]
-    assert sketch.match(chain("ab")) == [2]
+    assert sketch.match(chain("wxyz")).tolist() == [2]
+    assert sketch.match(chain("ab")).tolist() == [2]
     assert sketch.blocks(0) == 8
     sketch.check()
 
@@ -69,11 +69,11 @@ def test_blocks_of_running_requests_stay(sketch: Sketch) -> None:
     lease = book(sketch, "abcdef")
     for letters in ("mnop", "qrst", "uvwx"):
         serve(sketch, letters)
-    assert sketch.match(chain("abcdef")) == [6]
+    assert sketch.match(chain("abcdef")).tolist() == [6]
     assert sketch.blocks(0) == 8
     sketch.end(lease)
     serve(sketch, "ghijklmn")
-    assert sketch.match(chain("abcdef")) == [0]
+    assert sketch.match(chain("abcdef")).tolist() == [0]
     sketch.check()
 
 
@@ -91,10 +91,10 @@ def test_two_leases_on_one_prefix(sketch: Sketch) -> None:
     first, second = book(sketch, "abc"), book(sketch, "abcd")
     sketch.end(first)
     serve(sketch, "qrstuvwx")
-    assert sketch.match(chain("abcd")) == [4], "the second request still runs"
+    assert sketch.match(chain("abcd")).tolist() == [4], "the second request still runs"
     sketch.end(second)
     serve(sketch, "qrstuvwx")
-    assert sketch.match(chain("abcd")) == [0]
+    assert sketch.match(chain("abcd")).tolist() == [0]
     sketch.check()
 
 
@@ -105,7 +105,7 @@ def test_ending_twice_does_nothing(sketch: Sketch) -> None:
     sketch.abandon(first)
     assert sketch.open_leases == 1
     serve(sketch, "mnopqrst")
-    assert sketch.match(chain("ab")) == [2]
+    assert sketch.match(chain("ab")).tolist() == [2]
     sketch.end(second)
     assert sketch.open_leases == 0
     sketch.check()
@@ -115,7 +115,7 @@ def test_a_request_that_never_began_leaves_nothing(sketch: Sketch) -> None:
     serve(sketch, "ab")
     lease = book(sketch, "abcd")
     sketch.abandon(lease)
-    assert sketch.match(chain("abcd")) == [2]
+    assert sketch.match(chain("abcd")).tolist() == [2]
     assert sketch.blocks(0) == 2
     sketch.check()
 
@@ -123,7 +123,7 @@ def test_a_request_that_never_began_leaves_nothing(sketch: Sketch) -> None:
 def test_what_another_request_brings_stays_until_that_fails_too(sketch: Sketch) -> None:
     first, second, third = (book(sketch, "abc") for _ in range(3))
     sketch.abandon(first)
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
     sketch.abandon(second)
     sketch.abandon(third)
     assert sketch.num_blocks == 0
@@ -134,14 +134,14 @@ def test_what_another_request_has_computed_stays(sketch: Sketch) -> None:
     first, second = book(sketch, "abc"), book(sketch, "abc")
     sketch.end(second)
     sketch.abandon(first)
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
     sketch.check()
 
 
 def test_without_a_capacity_only_running_requests_count() -> None:
     sketch = Sketch()
     lease = sketch.book(sketch.attach(), chain("abc"), 200)
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
     sketch.end(lease)
     assert sketch.num_blocks == 0
 
@@ -149,7 +149,7 @@ def test_without_a_capacity_only_running_requests_count() -> None:
 def test_a_smaller_capacity_holds_at_once(sketch: Sketch) -> None:
     serve(sketch, "abcdefgh")
     sketch.set_capacity(0, 3)
-    assert sketch.match(chain("abcdefgh")) == [3]
+    assert sketch.match(chain("abcdefgh")).tolist() == [3]
     sketch.check()
 
 
@@ -159,9 +159,9 @@ def test_a_receipt_that_falls_short_drops_what_is_as_old_and_shrinks_the_model(s
     serve(sketch, "xy")
     lease = book(sketch, "abc")
     sketch.receipt(lease, BLOCK_TOKENS)
-    assert sketch.match(chain("abcd")) == [3], "its own blocks are being computed, the one behind them is gone"
-    assert sketch.match(chain("mn")) == [0], "older than what the worker had evicted"
-    assert sketch.match(chain("xy")) == [2], "used later"
+    assert sketch.match(chain("abcd")).tolist() == [3], "its own blocks are being computed, the one behind them is gone"
+    assert sketch.match(chain("mn")).tolist() == [0], "older than what the worker had evicted"
+    assert sketch.match(chain("xy")).tolist() == [2], "used later"
     assert sketch.capacity_blocks(0) == 8 - 2
     sketch.end(lease)
     sketch.check()
@@ -205,7 +205,7 @@ def test_a_prediction_on_blocks_in_flight_teaches_nothing(sketch: Sketch) -> Non
     first, second = book(sketch, "abc"), book(sketch, "abc")
     sketch.receipt(second, 0)
     assert sketch.capacity_blocks(0) == 8
-    assert sketch.match(chain("xy")) == [2]
+    assert sketch.match(chain("xy")).tolist() == [2]
     sketch.end(first)
     sketch.end(second)
 
@@ -256,9 +256,9 @@ def test_masks_of_blocks_that_nobody_holds_are_gone(sketch: Sketch) -> None:
     sketch.set_capacity(second, 8)
     serve(sketch, "ab")
     sketch.end(book(sketch, "ab", slot=second))
-    assert sketch.match(blocks("ab")) == [1, 1]
+    assert sketch.match(blocks("ab")).tolist() == [1, 1]
     sketch.wipe(0)
-    assert sketch.match(blocks("ab")) == [0, 1]
+    assert sketch.match(blocks("ab")).tolist() == [0, 1]
     assert sketch.num_blocks == 2
     sketch.detach(second)
     assert sketch.num_blocks == 0
@@ -271,10 +271,10 @@ def test_a_slot_is_used_again_clean(sketch: Sketch) -> None:
     assert sketch.attach() == 0
     assert second == 1
     sketch.set_capacity(0, 8)
-    assert sketch.match(chain("abc")) == [0, 0]
+    assert sketch.match(chain("abc")).tolist() == [0, 0]
     sketch.receipt(old, 0)
     sketch.end(old, chain("abcde")[3:])
-    assert sketch.match(chain("abcde")) == [0, 0], "the lease belonged to the worker that left"
+    assert sketch.match(chain("abcde")).tolist() == [0, 0], "the lease belonged to the worker that left"
     assert sketch.capacity_blocks(0) == 8
     assert sketch.open_leases == 0
     sketch.check()

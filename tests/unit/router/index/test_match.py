@@ -24,16 +24,16 @@ def sketch_of(*holdings: list[str]) -> Sketch:
 
 def test_each_worker_has_its_own_depth() -> None:
     sketch = sketch_of(["abcd"], ["ab", "xy"], ["abcdef"], [])
-    assert sketch.match(chain("abcdeX")) == [4, 2, 5, 0]
+    assert sketch.match(chain("abcdeX")).tolist() == [4, 2, 5, 0]
 
 
 def test_a_prompt_without_a_whole_block_matches_nowhere() -> None:
-    assert sketch_of(["a"]).match(NONE) == [0]
+    assert sketch_of(["a"]).match(NONE).tolist() == [0]
 
 
 def test_an_unknown_prompt_and_an_empty_fleet() -> None:
-    assert sketch_of(["abc"]).match(chain("xyz")) == [0]
-    assert Sketch().match(chain("xyz")) == []
+    assert sketch_of(["abc"]).match(chain("xyz")).tolist() == [0]
+    assert Sketch().match(chain("xyz")).tolist() == []
 
 
 def test_matching_changes_nothing() -> None:
@@ -55,7 +55,7 @@ def test_depths_are_those_of_a_plain_search(num_blocks: int, num_workers: int) -
         depths.append(random.choice([0, num_blocks, random.randrange(num_blocks + 1)]))
         sketch.set_capacity(slot, num_blocks)
         sketch.apply_digest(slot, 1, 0, hashes[: depths[-1]])
-    assert sketch.match(hashes) == depths
+    assert sketch.match(hashes).tolist() == depths
 
 
 @pytest.mark.parametrize("hole", range(1, 16))
@@ -66,13 +66,13 @@ def test_a_hole_never_over_reports(hole: int) -> None:
     assert sketch.apply_delta(0, 1, 1, prompt[hole - 1 : hole], NONE)
     depth = sketch.match(prompt)[0]
     assert depth <= 12
-    assert depth == 0 or sketch.match(prompt[depth - 1 : depth]) == [1]
+    assert depth == 0 or sketch.match(prompt[depth - 1 : depth]).tolist() == [1]
 
 
 def test_a_free_slot_matches_nothing() -> None:
     sketch = sketch_of(["ab"], ["ab"], ["ab"])
     sketch.detach(1)
-    assert sketch.match(blocks("a", "ab")) == [2, 0, 2]
+    assert sketch.match(blocks("a", "ab")).tolist() == [2, 0, 2]
 
 
 class TestUsers:

@@ -28,9 +28,9 @@ def heartbeats(sketch: Sketch, count: int, *, sequence: int = 5) -> None:
 
 def test_deltas_apply_evictions_first(sketch: Sketch) -> None:
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("abc"))
-    assert sketch.match(chain("abcd")) == [3]
+    assert sketch.match(chain("abcd")).tolist() == [3]
     assert sketch.apply_delta(0, OLD, 7, blocks("abc", "ab"), blocks("ab"))
-    assert sketch.match(chain("abcd")) == [2]
+    assert sketch.match(chain("abcd")).tolist() == [2]
     sketch.check()
 
 
@@ -58,11 +58,11 @@ def test_a_gap_asks_for_a_digest(sketch: Sketch, sequence: int) -> None:
     """Behaviour 50: a delta that does not follow the last one is not applied, and the router asks for a resync."""
     assert not sketch.apply_delta(0, OLD, sequence, NONE, chain("abc"))
     assert sketch.approximate(0)
-    assert sketch.match(chain("abc")) == [0]
+    assert sketch.match(chain("abc")).tolist() == [0]
     assert not sketch.apply_delta(0, OLD, sequence + 1, NONE, chain("abc")), "still waiting for the digest"
     sketch.apply_digest(0, OLD, sequence + 1, chain("abc"))
     assert not sketch.approximate(0)
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
     assert sketch.apply_delta(0, OLD, sequence + 2, NONE, blocks("abcd"))
 
 
@@ -84,10 +84,10 @@ def test_a_restart_wipes_the_slot_at_once(sketch: Sketch, by_digest: bool) -> No
     else:
         assert not sketch.apply_delta(0, NEW, 7, NONE, chain("m"))
         assert sketch.num_blocks == 0
-    assert sketch.match(chain("abc")) == [0]
-    assert sketch.match(chain("xyz")) == [0]
+    assert sketch.match(chain("abc")).tolist() == [0]
+    assert sketch.match(chain("xyz")).tolist() == [0]
     sketch.end(lease, chain("xyzw")[3:])
-    assert sketch.match(chain("xyzw")) == [0], "the request died with the old engine"
+    assert sketch.match(chain("xyzw")).tolist() == [0], "the request died with the old engine"
     assert sketch.open_leases == 0
     sketch.check()
 
@@ -95,9 +95,9 @@ def test_a_restart_wipes_the_slot_at_once(sketch: Sketch, by_digest: bool) -> No
 def test_the_same_incarnation_wipes_nothing(sketch: Sketch) -> None:
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("abc"))
     sketch.set_incarnation(0, OLD)
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
     sketch.set_incarnation(0, NEW)
-    assert sketch.match(chain("abc")) == [0]
+    assert sketch.match(chain("abc")).tolist() == [0]
     assert sketch.approximate(0)
 
 
@@ -106,23 +106,23 @@ def test_a_router_that_joins_late_gets_the_roots() -> None:
     sketch = Sketch()
     sketch.set_capacity(sketch.attach(), 100)
     sketch.apply_digest(0, OLD, 900, np.sort(np.concatenate([chain("abcdef"), chain("abxy")[2:]])))
-    assert sketch.match(chain("azz")) == [1]
-    assert sketch.match(chain("abxz")) == [3]
+    assert sketch.match(chain("azz")).tolist() == [1]
+    assert sketch.match(chain("abxz")).tolist() == [3]
     assert sketch.apply_delta(0, OLD, 901, blocks("abcdef"), blocks("abcdex"))
-    assert sketch.match(chain("abcdex")) == [6]
+    assert sketch.match(chain("abcdex")).tolist() == [6]
 
 
 def test_a_digest_replaces_all_but_blocks_in_flight(sketch: Sketch) -> None:
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("abc"))
     lease = sketch.book(0, chain("axy"), 200)
     sketch.apply_digest(0, OLD, 9, chain("amn"))
-    assert sketch.match(chain("abc")) == [1]
-    assert sketch.match(chain("amn")) == [3]
-    assert sketch.match(chain("axy")) == [3], "in flight: not in the digest yet"
+    assert sketch.match(chain("abc")).tolist() == [1]
+    assert sketch.match(chain("amn")).tolist() == [3]
+    assert sketch.match(chain("axy")).tolist() == [3], "in flight: not in the digest yet"
     sketch.check()
     sketch.end(lease)
     heartbeats(sketch, GRACE_REPORTS, sequence=9)
-    assert sketch.match(chain("axy")) == [1], "and the worker never reported it"
+    assert sketch.match(chain("axy")).tolist() == [1], "and the worker never reported it"
     sketch.check()
 
 
@@ -131,20 +131,20 @@ def test_a_booked_block_that_the_worker_reports_stays(sketch: Sketch) -> None:
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("abc"))
     sketch.end(lease)
     heartbeats(sketch, 10, sequence=6)
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
     sketch.check()
 
 
 def test_a_booked_block_that_the_worker_never_reports_goes(sketch: Sketch) -> None:
     lease = sketch.book(0, chain("abc"), 200)
     heartbeats(sketch, 10)
-    assert sketch.match(chain("abc")) == [3], "the request still runs"
+    assert sketch.match(chain("abc")).tolist() == [3], "the request still runs"
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("a"))
     sketch.end(lease, chain("abcd")[3:])
     heartbeats(sketch, GRACE_REPORTS - 1, sequence=6)
-    assert sketch.match(chain("abcd")) == [4], "the report may be under way"
+    assert sketch.match(chain("abcd")).tolist() == [4], "the report may be under way"
     heartbeats(sketch, 1, sequence=6)
-    assert sketch.match(chain("abcd")) == [1]
+    assert sketch.match(chain("abcd")).tolist() == [1]
     assert sketch.num_blocks == 1
     sketch.check()
 
@@ -154,13 +154,13 @@ def test_a_report_in_the_time_of_grace_settles_it(sketch: Sketch) -> None:
     heartbeats(sketch, GRACE_REPORTS - 1)
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("abc"))
     heartbeats(sketch, 10, sequence=6)
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
 
 
 def test_a_silent_worker_loses_nothing(sketch: Sketch) -> None:
     for letters in ("ab", "cd", "ef"):
         sketch.end(sketch.book(0, chain(letters), 200))
-    assert [sketch.match(chain(letters)) for letters in ("ab", "cd", "ef")] == [[2]] * 3
+    assert [sketch.match(chain(letters)).tolist() for letters in ("ab", "cd", "ef")] == [[2]] * 3
     sketch.check()
 
 
@@ -169,12 +169,12 @@ def test_a_later_lease_puts_the_date_off(sketch: Sketch) -> None:
     heartbeats(sketch, 1)
     second = sketch.book(0, chain("ab"), 200)
     heartbeats(sketch, GRACE_REPORTS)
-    assert sketch.match(chain("ab")) == [2]
+    assert sketch.match(chain("ab")).tolist() == [2]
     sketch.end(second)
     heartbeats(sketch, GRACE_REPORTS - 1)
-    assert sketch.match(chain("ab")) == [2]
+    assert sketch.match(chain("ab")).tolist() == [2]
     heartbeats(sketch, 1)
-    assert sketch.match(chain("ab")) == [0]
+    assert sketch.match(chain("ab")).tolist() == [0]
     sketch.check()
 
 
@@ -183,17 +183,17 @@ def test_an_eviction_that_crosses_a_booking(sketch: Sketch) -> None:
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("ab"))
     lease = sketch.book(0, chain("ab"), 200)
     assert sketch.apply_delta(0, OLD, 7, chain("ab"), NONE)
-    assert sketch.match(chain("ab")) == [2]
+    assert sketch.match(chain("ab")).tolist() == [2]
     sketch.end(lease)
     heartbeats(sketch, GRACE_REPORTS, sequence=7)
-    assert sketch.match(chain("ab")) == [0]
+    assert sketch.match(chain("ab")).tolist() == [0]
     sketch.check()
 
 
 def test_an_expected_block_reported_as_evicted_goes_at_once(sketch: Sketch) -> None:
     sketch.end(sketch.book(0, chain("ab"), 200))
     assert sketch.apply_delta(0, OLD, 6, blocks("ab"), NONE)
-    assert sketch.match(chain("ab")) == [1]
+    assert sketch.match(chain("ab")).tolist() == [1]
     sketch.check()
 
 
@@ -201,7 +201,7 @@ def test_an_abandoned_request_leaves_what_the_worker_reported(sketch: Sketch) ->
     lease = sketch.book(0, chain("abc"), 200)
     assert sketch.apply_delta(0, OLD, 6, NONE, chain("ab"))
     sketch.abandon(lease)
-    assert sketch.match(chain("abc")) == [2]
+    assert sketch.match(chain("abc")).tolist() == [2]
     sketch.check()
 
 
@@ -210,7 +210,7 @@ def test_receipts_teach_nothing_where_there_are_reports(sketch: Sketch) -> None:
     lease = sketch.book(0, chain("abc"), 200)
     sketch.receipt(lease, 0)
     assert sketch.capacity_blocks(0) == 8
-    assert sketch.match(chain("abc")) == [3]
+    assert sketch.match(chain("abc")).tolist() == [3]
     sketch.end(lease)
 
 
@@ -219,9 +219,9 @@ def test_when_reports_stop_the_own_record_counts(sketch: Sketch) -> None:
     running = sketch.book(0, chain("xy"), 200)
     sketch.lose_truth(0)
     assert sketch.approximate(0)
-    assert sketch.match(chain("ab")) == [2]
+    assert sketch.match(chain("ab")).tolist() == [2]
     sketch.abandon(running)
-    assert sketch.match(chain("xy")) == [0]
+    assert sketch.match(chain("xy")).tolist() == [0]
     sketch.check()
 
 

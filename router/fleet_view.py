@@ -1,0 +1,172 @@
+"""The workers of one model as a policy sees them: each by itself, and all of them as columns of numbers.
+
+A choice among a thousand workers must not touch each of them in Python, so what a score needs of every worker is kept
+in numpy columns beside the views. A worker that changed replaces its row in place; what is summed over all workers is
+kept with it, so a choice sums nothing. Sums are exact: the figures are whole numbers, or multiples of 2**-32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from router.view import RequestView, WorkerView
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.intp]
+
+_NEVER = -np.inf
+
+
+class Columns:
+    """The same figures of many workers, one place a worker. The arrays are read, never written, outside this module."""
+
+    def __init__(self, slots: IntArray, table: FloatArray) -> None:
+        self.slots = slots
+        self._table = table
+        self.queue, self.requests, self.held, self.fill, self.room, self.place = table
+        self.queued: float = float(table[0].sum())
+        """Prompt tokens outstanding, in all."""
+        self.in_flight: float = float(table[1].sum())
+        """Requests, in all."""
+        self.filled: float = float(table[3].sum())
+        """`WorkerView.cache_fill`, in all."""
+        self._least_requests: float | None = None
+        self._least_room: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def least_requests(self) -> float:
+        """Of the worker with the fewest. There must be one."""
+        if self._least_requests is None:
+            self._least_requests = float(self.requests.min())
+        return self._least_requests
+
+    @property
+    def least_room(self) -> float:
+        """KV tokens that every worker has free, or could free; minus infinity when one serves nobody."""
+        if self._least_room is None:
+            self._least_room = float(self.room.min())
+        return self._least_room
+
+    def at(self, positions: IntArray) -> Columns:
+        """Some of them."""
+        return Columns(self.slots[positions], self._table[:, positions])
+
+    def named(self, costs: FloatArray) -> Mapping[int, float]:
+        """A cost a worker, by slot."""
+        return ColumnCosts(self.slots, costs)
+
+    def replace(self, position: int, old: WorkerView, new: WorkerView) -> None:
+        """One worker's figures are others now."""
+        self.queued += new.outstanding_prompt_tokens - old.outstanding_prompt_tokens
+        self.in_flight += new.requests_in_flight - old.requests_in_flight
+        self.filled += new.cache_fill - old.cache_fill
+        row = _row(new)
+        self._least_requests = _least(self._least_requests, old.requests_in_flight, row[1])
+        self._least_room = _least(self._least_room, float(self.room[position]), row[4])
+        (
+            self.queue[position],
+            self.requests[position],
+            self.held[position],
+            self.fill[position],
+            self.room[position],
+            self.place[position],
+        ) = row
+
+
+class FleetView(Sequence[WorkerView]):
+    """Workers, in the order in which they were given."""
+
+    def __init__(self, workers: Iterable[WorkerView]) -> None:
+        self._views = list(workers)
+        slots = np.array([view.slot for view in self._views], dtype=np.intp)
+        rows = np.array([_row(view) for view in self._views], dtype=np.float64).reshape(len(self._views), 6)
+        self.columns = Columns(slots, np.ascontiguousarray(rows.T))
+
+    @staticmethod
+    def of(workers: Sequence[WorkerView]) -> FleetView:
+        """`workers` themselves, when they are one already."""
+        return workers if isinstance(workers, FleetView) else FleetView(workers)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __iter__(self) -> Iterator[WorkerView]:
+        return iter(self._views)
+
+    @overload
+    def __getitem__(self, index: int) -> WorkerView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[WorkerView]: ...
+    def __getitem__(self, index: int | slice) -> WorkerView | Sequence[WorkerView]:
+        return self._views[index]
+
+    def replace(self, position: int, view: WorkerView) -> None:
+        """The worker at `position` is like this now."""
+        self.columns.replace(position, self._views[position], view)
+        self._views[position] = view
+
+    def only(self, positions: Iterable[int]) -> FleetView:
+        """Some of them, as they are now."""
+        return FleetView([self._views[position] for position in positions])
+
+    def eligible(self, request: RequestView) -> Columns:
+        """The columns of the workers that `router.view.eligible` lets through."""
+        columns = self.columns
+        if not len(columns) or columns.least_room >= request.prompt_tokens:
+            return columns
+        allowed = columns.room >= request.prompt_tokens - request.matched_tokens_at(columns.slots)
+        if not allowed.any():
+            allowed = columns.room > _NEVER
+        return columns if allowed.all() else columns.at(np.flatnonzero(allowed))
+
+    def is_saturated(self, prompt_tokens: int) -> bool:
+        """Whether some worker serves, and the request would wait on every one that does."""
+        columns = self.columns
+        if not len(columns) or (columns.place >= prompt_tokens).any():
+            return False
+        return bool((columns.room > _NEVER).any())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnCosts(Mapping[int, float]):
+    """Costs by slot, made of columns: nobody but an explanation looks at them one by one."""
+
+    slots: IntArray
+    costs: FloatArray
+
+    def __getitem__(self, slot: int) -> float:
+        found = np.flatnonzero(self.slots == slot)
+        if not len(found):
+            raise KeyError(slot)
+        return float(self.costs[found[0]])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.slots.tolist())
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+def _row(view: WorkerView) -> tuple[float, float, float, float, float, float]:
+    """Outstanding tokens; requests, and with those that must end first; cache fill; KV room; room to run at once."""
+    requests = view.requests_in_flight
+    room = _NEVER if view.unavailable else float(view.kv_free_tokens)
+    place = room if view.waiting_requests or view.unavailable else np.inf
+    if view.places_short:
+        place = _NEVER
+    return view.outstanding_prompt_tokens, requests, requests + view.places_short, view.cache_fill, room, place
+
+
+def _least(least: float | None, old: float, new: float) -> float | None:
+    """The least of many, of which one is new; None: not known without looking at all."""
+    if least is None or new <= least:
+        return None if least is None else new
+    return None if old == least else least

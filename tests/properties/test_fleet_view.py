@@ -1,0 +1,100 @@
+"""Columns that were updated in place say what columns made anew would say, and what the views say one by one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from radixfleet.types import WorkerStatus
+from router.fleet_view import FleetView
+from router.policies import POLICY_NAMES, make_policy
+from router.view import RequestView, WorkerView, eligible
+from tests.bench.candidate_policies import shape
+from tests.support.views import request, worker
+
+SLOTS = (3, 0, 1, 5, 2)
+"""Of the workers, in the order in which they were added."""
+
+
+@st.composite
+def workers(draw: st.DrawFn, slot: int) -> WorkerView:
+    """Figures from small sets, so that workers are often equal, full or out of order."""
+    return worker(
+        slot,
+        running=draw(st.sampled_from([0, 1, 7, 8, 40])),
+        waiting=draw(st.sampled_from([0, 0, 1, 5])),
+        queued_tokens=draw(st.sampled_from([0, 0, 64, 4_000, 70_000])),
+        max_running=draw(st.sampled_from([0, 8, 64])),
+        kv_tokens=draw(st.sampled_from([0, 3_000, 100_000])),
+        kv_protected=draw(st.sampled_from([0, 1_000, 2_900])),
+        sketch_blocks=draw(st.sampled_from([0, 1, 30, 1_300])),
+        last_booking=draw(st.integers(0, 3)),
+        status=draw(st.sampled_from([WorkerStatus.SERVING] * 4 + [WorkerStatus.DRAINING])),
+        breaker_open=draw(st.sampled_from([False] * 4 + [True])),
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> FleetView:
+    """Some workers, each replaced a few times since the view was made."""
+    slots = SLOTS[: draw(st.integers(1, len(SLOTS)))]
+    fleet = FleetView([draw(workers(slot)) for slot in slots])
+    for place in draw(st.lists(st.integers(0, len(slots) - 1), max_size=6)):
+        fleet.replace(place, draw(workers(slots[place])))
+    return fleet
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> RequestView:
+    """A prompt of up to 100 blocks that workers hold parts of."""
+    prompt_tokens = draw(st.sampled_from([1, 63, 64, 640, 2_000, 6_400]))
+    blocks = prompt_tokens // 64
+    depths = [draw(st.sampled_from(sorted({0, blocks // 2, blocks}))) for _ in range(6)]
+    users = {slot: draw(st.integers(1, 20)) for slot in range(6) if depths[slot] and draw(st.booleans())}
+    return RequestView(prompt_tokens, request(prompt_tokens).block_hashes, np.array(depths), users)
+
+
+@given(fleets())
+@settings(deadline=None)
+def test_columns_updated_in_place_are_those_made_anew(fleet: FleetView) -> None:
+    new, old = FleetView(list(fleet)).columns, fleet.columns
+    for name in ("slots", "queue", "requests", "held", "fill", "room", "place"):
+        assert getattr(old, name).tolist() == getattr(new, name).tolist(), name
+    for name in ("queued", "in_flight", "filled", "least_requests", "least_room"):
+        assert getattr(old, name) == getattr(new, name), name
+
+
+@given(fleets(), requests())
+@settings(deadline=None)
+def test_columns_let_the_same_workers_through_as_views(fleet: FleetView, view: RequestView) -> None:
+    assert fleet.eligible(view).slots.tolist() == [each.slot for each in eligible(view, list(fleet))]
+
+
+@given(fleets(), st.sampled_from([1, 640, 2_500]))
+@settings(deadline=None)
+def test_a_fleet_is_saturated_when_some_serve_and_none_has_a_place(fleet: FleetView, prompt_tokens: int) -> None:
+    serving = [each for each in fleet if not each.unavailable]
+    full = bool(serving) and not any(each.has_place(prompt_tokens) for each in serving)
+    assert fleet.is_saturated(prompt_tokens) == full
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@given(fleet=fleets(), view=requests(), seed=st.integers(0, 3))
+@settings(deadline=None, max_examples=50)
+def test_a_policy_ranks_a_fleet_as_it_ranks_a_list(name: str, fleet: FleetView, view: RequestView, seed: int) -> None:
+    ours, plain = (make_policy(name).rank(view, given, Random(seed)) for given in (fleet, list(fleet)))
+    assert (ours.slot, ours.reason, dict(ours.costs)) == (plain.slot, plain.reason, dict(plain.costs))
+    if ours.most_matched_blocks is not None:
+        assert ours.most_matched_blocks == max((view.matched_blocks[slot] for slot in ours.costs), default=None)
+
+
+@given(fleets(), requests())
+@settings(deadline=None)
+def test_the_default_costs_what_its_formula_says(fleet: FleetView, view: RequestView) -> None:
+    """The formula in plain words, worker by worker, is kept with the candidates that it was compared with."""
+    written, computed = (policy.rank(view, fleet, Random(0)).costs for policy in (shape(), make_policy("min_cost")))
+    assert dict(computed) == pytest.approx(dict(written), rel=1e-9, abs=1e-6)

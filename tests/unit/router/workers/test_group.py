@@ -1,0 +1,88 @@
+"""What a choice sees of the workers of one model follows every change of theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router.workers.group import ModelGroup
+from router.workers.state import WorkerState
+from tests.support.router_parts import MODEL, Parts
+
+
+def fail(worker: WorkerState, parts: Parts) -> None:
+    """Three failures open the breaker of the parts' workers."""
+    for _ in range(3):
+        parts.clock.advance(1.0)
+        worker.breaker.failure(sent_at_s=parts.clock.now(), probe=False)
+    worker.changed()
+
+
+def test_a_change_of_one_worker_is_seen_and_the_others_stay_as_they_are() -> None:
+    parts = Parts(3)
+    group = parts.group("m")
+    before = list(group.view)
+    parts.workers[1].book(500, number=1)
+    after = list(group.view)
+    assert [old is new for old, new in zip(before, after, strict=True)] == [True, False, True]
+    assert after[1].outstanding_prompt_tokens == 500
+    assert group.view.columns.queued == 500
+
+
+def test_an_open_breaker_is_asked_again_with_every_look() -> None:
+    parts = Parts(2)
+    group = parts.group("m")
+    fail(parts.workers[0], parts)
+    assert [view.unavailable for view in group.view] == ["breaker", ""]
+    parts.clock.advance(10.0)
+    assert [view.unavailable for view in group.view] == ["", ""], "no event told that its pause is over"
+    parts.workers[0].breaker.acquire()
+    assert [view.unavailable for view in group.view] == ["breaker", ""], "its probe is under way"
+
+
+def test_a_group_made_anew_takes_its_workers_along() -> None:
+    parts = Parts(2)
+    old = parts.group("m")
+    parts.add("late")
+    fail(parts.workers[0], parts)
+    new = parts.group("m")
+    assert new is not old
+    parts.workers[1].book(100, number=1)
+    parts.clock.advance(10.0)
+    assert [view.unavailable for view in new.view] == ["", "", ""]
+    assert new.view.columns.queued == 100
+    assert new.at(parts.workers[2].slot) is parts.workers[2]
+
+
+def test_suitable_are_those_that_understand_the_tokens_and_are_not_excluded() -> None:
+    parts = Parts(2)
+    other = parts.add("other", model=replace(MODEL, tokenizer_fingerprint=99))
+    engine = parts.add("engine", dialect="vllm")
+    group = parts.group("m")
+
+    def names(fingerprint: int | None, **wanted: object) -> list[str]:
+        return [view.worker_id for view in group.suitable(300, fingerprint, **wanted)]  # type: ignore[arg-type]
+
+    assert names(None) == ["w0", "w1", "other", "engine"]
+    assert names(MODEL.tokenizer_fingerprint) == ["w0", "w1", "engine"]
+    assert names(99) == ["other"]
+    assert names(None, excluded=[other, parts.workers[0]]) == ["w1", "engine"]
+    assert names(None, look_aside=True, excluded=[engine]) == ["w0", "w1", "other"]
+    assert names(MODEL.tokenizer_fingerprint, look_aside=True) == ["w0", "w1"]
+
+
+def test_those_with_a_context_long_enough_come_first() -> None:
+    parts = Parts(1)
+    long = parts.add("long", model=replace(MODEL, max_context_tokens=1_000_000))
+    group = parts.group("m")
+    assert [view.slot for view in group.suitable(200_000, MODEL.tokenizer_fingerprint)] == [long.slot]
+    assert len(group.suitable(2_000_000, MODEL.tokenizer_fingerprint)) == 2, "it fits nobody: any may say so"
+    assert group.room(1_000, None) == MODEL.max_context_tokens - 1_000
+    assert group.room(200_000, None) == 800_000
+    assert group.room(2_000_000, None) < 1
+
+
+def test_a_group_of_nobody() -> None:
+    group = ModelGroup()
+    assert list(group.view) == []
+    assert not group.view.is_saturated(1)
+    assert group.room(10, None) < 1
