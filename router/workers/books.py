@@ -6,7 +6,9 @@ not be in it, and one that ended since may still be. With R the prompt tokens th
     foreign  = max(0, R - all that may be in it)     all own bookings, and those ended within SETTLING_S
     progress = max(0, all that must be in it - R)    own bookings older than SETTLING_S
 
-`foreign` is the work of others: another router, a client that calls the worker directly. `progress` is the part of our
+`foreign` is the work of others: another router, a client that calls the worker directly. It is no more than R times
+their share of the reported requests, so none when there are none: a worker counts a prompt that waits for a prefix
+which another is computing in full, and we do not, for it will find it cached. `progress` is the part of our
 own prompts that was computed before their first token. Until the next report both stand, and
 
     outstanding = own bookings - progress + foreign
@@ -118,8 +120,11 @@ class Books:
             certain_tokens -= booking.tokens
         possible_tokens = self._own_tokens + sum(ended.tokens for ended in self._ended)
         possible_requests = len(self._open) + sum(ended.requests for ended in self._ended)
-        self._foreign_tokens = max(0, load.outstanding_prompt_tokens - possible_tokens)
-        self._foreign_requests = max(0, load.running_requests + load.waiting_requests - possible_requests)
+        reported_requests = load.running_requests + load.waiting_requests
+        self._foreign_requests = max(0, reported_requests - possible_requests)
+        beyond_ours = max(0, load.outstanding_prompt_tokens - possible_tokens)
+        theirs = load.outstanding_prompt_tokens * self._foreign_requests // max(1, reported_requests)
+        self._foreign_tokens = min(beyond_ours, theirs)
         self._progress_tokens = max(0, certain_tokens - load.outstanding_prompt_tokens)
 
     def forget_reports(self) -> None:

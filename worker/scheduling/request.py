@@ -100,6 +100,11 @@ class Request:
         return self.submit.uid
 
     @property
+    def expected_shared(self) -> int:
+        """While waiting: tokens of `fill_ids` that are cached, or will be when what it waits for is computed."""
+        return self.expected_cached if self.waits_for is None else max(self.expected_cached, self.waits_for[1])
+
+    @property
     def held(self) -> Holding:
         """What it holds. It must hold something."""
         assert self.holding is not None, f"request {self.uid} holds no memory"

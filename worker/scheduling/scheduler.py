@@ -200,7 +200,7 @@ class Scheduler:
     def load(self) -> Load:
         """What is being done and what waits; cached prefixes that nobody uses are no load."""
         queue = self._admission.queue
-        waiting = sum(len(request.fill_ids) - request.expected_cached for request in queue)
+        waiting = sum(len(request.fill_ids) - request.expected_shared for request in queue)
         computing = sum(max(len(request.fill_ids) - request.settled, 0) for request in self._lifecycle.running.values())
         return Load(
             running_requests=len(self._lifecycle.running),

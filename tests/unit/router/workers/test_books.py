@@ -108,6 +108,25 @@ def test_work_of_others_is_seen_again_once_our_own_has_settled() -> None:
     assert books.running_requests == 1
 
 
+def test_what_our_own_siblings_share_is_nobody_elses_work() -> None:
+    """Behaviour 45: a worker counts a prefix in full for each prompt that waits for it; we booked it once."""
+    books = Books(ManualClock())
+    books.book(4_224)
+    for _ in range(2):
+        books.book(128)
+    books.report(Load(running_requests=1, waiting_requests=2, outstanding_prompt_tokens=3 * 4_224))
+    assert (books.outstanding_tokens, books.running_requests) == (4_224 + 2 * 128, 3)
+
+
+def test_others_are_not_taken_for_more_than_their_share_of_the_requests() -> None:
+    """Of three requests that wait for one prefix one is another router's."""
+    books = Books(ManualClock())
+    books.book(4_224)
+    books.book(128)
+    books.report(Load(running_requests=1, waiting_requests=2, outstanding_prompt_tokens=3 * 4_224))
+    assert books.outstanding_tokens == 4_224 + 128 + 4_224
+
+
 def test_a_restart_forgets_what_the_old_engine_reported() -> None:
     books = Books(ManualClock())
     books.book(10)

@@ -267,6 +267,16 @@ class TestLoad:
         worker.abort(3)
         assert worker.scheduler.load().outstanding_prompt_tokens == 0
 
+    def test_a_prefix_that_another_is_computing_is_outstanding_once(self) -> None:
+        """Behaviour 45: siblings that wait for it are no more work than their own tails."""
+        worker = SimWorker(num_pages=64, page_size=4, chunk=64, shared_prefix_tokens=8)
+        for uid in (1, 2, 3):
+            worker.submit(make_submit(uid, np.append(np.arange(40), uid), 1))
+        assert worker.scheduler.load().outstanding_prompt_tokens == 3 * 41
+        worker.launch()
+        assert worker.scheduler.load().waiting_requests == 2
+        assert worker.scheduler.load().outstanding_prompt_tokens == 41 + 1 + 1
+
     def test_times_of_admission_come_from_the_clock(self) -> None:
         worker = SimWorker()
         worker.clock.advance(12.5)
