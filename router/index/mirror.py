@@ -27,8 +27,11 @@ Methods that change the set return the blocks that left or joined it, and `Sketc
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable
+from itertools import compress, filterfalse, repeat
+from operator import neg
 
 GRACE_REPORTS = 3
 """The report on its way when a request ends may be older than the caching of its last blocks; later ones are not."""
@@ -50,7 +53,7 @@ class Mirror:
         self._last_use: dict[int, int] = {}
         self._records: deque[tuple[int, array[int]]] = deque()
         self._recorded_blocks = 0
-        self._leased: Counter[int] = Counter()
+        self._leased: dict[int, int] = {}
         self._reports = 0
         self._expected: dict[int, int] = {}
         """Block -> number of the report by which it must have come. Means nothing while the block is leased."""
@@ -108,17 +111,20 @@ class Mirror:
     def lease(self, blocks: list[int]) -> list[int]:
         """Count one more running request on `blocks`. Returns the blocks that joined."""
         self._tick += 1
-        new = [block for block in blocks if block not in self._last_use]
+        new = self._missing(blocks)
         self._last_use.update(dict.fromkeys(new, self._tick))
         self._expected.update(dict.fromkeys(new, 0))
-        self._leased.update(blocks)
+        leased = self._leased
+        for block in blocks:
+            leased[block] = leased.get(block, 0) + 1
         return new
 
     def release(self, blocks: list[int], output_blocks: list[int]) -> list[int]:
         """End the lease of a request that was computed, `output_blocks` included. Returns the blocks that joined."""
         self._unlease(blocks)
         used = blocks + output_blocks
-        new = self._use(used)
+        new = self._missing(output_blocks)  # leased blocks are here
+        self._record(used)
         if self.sequence is None:
             self._settle(used)
         else:
@@ -224,35 +230,48 @@ class Mirror:
 
     def _use(self, blocks: list[int]) -> list[int]:
         """Record a use of `blocks`, parents first. Returns those that joined."""
+        new = self._missing(blocks)
+        self._record(blocks)
+        return new
+
+    def _missing(self, blocks: list[int]) -> list[int]:
+        """Those of `blocks` that are not here."""
+        return list(filterfalse(self._last_use.__contains__, blocks))
+
+    def _record(self, blocks: list[int]) -> None:
         if not blocks:
-            return []
+            return
         self._tick += 1
-        new = [block for block in blocks if block not in self._last_use]
         self._last_use.update(dict.fromkeys(blocks, self._tick))
         self._records.append((self._tick, array("Q", blocks)))
         self._recorded_blocks += len(blocks)
         if self._recorded_blocks > 2 * len(self._last_use) + _SWEEP_SLACK:
             self._sweep()
-        return new
 
     def _sweep(self) -> None:
         """Forget void records."""
-        live = ((tick, array("Q", [b for b in run if self._last_use.get(b) == tick])) for tick, run in self._records)
+        last_use = self._last_use.get
+        live = (
+            (tick, array("Q", compress(run, map(tick.__eq__, map(last_use, run, repeat(0))))))
+            for tick, run in self._records
+        )
         self._records = deque((tick, run) for tick, run in live if run)
         self._recorded_blocks = sum(len(run) for _, run in self._records)
 
     def _take_oldest(self, *, excess: int = 0, until_tick: int = 0) -> list[int]:
         """Drop unleased blocks, oldest first: `excess` of them, and all that were last used up to `until_tick`."""
         dropped: list[int] = []
-        while self._records and (len(dropped) < excess or self._records[0][0] <= until_tick):
-            tick, run = self._records[0]
+        records, last_use, leased, expected = self._records, self._last_use, self._leased, self._expected
+        while records and (len(dropped) < excess or records[0][0] <= until_tick):
+            tick, run = records[0]
             block = run.pop()
             self._recorded_blocks -= 1
             if not run:
-                self._records.popleft()
-            if self._last_use.get(block) == tick and block not in self._leased:
+                records.popleft()
+            if last_use.get(block) == tick and block not in leased:
                 dropped.append(block)
-                self._drop((block,))
+                del last_use[block]
+                expected.pop(block, None)
         return dropped
 
     def _drop(self, blocks: Iterable[int]) -> None:
@@ -276,10 +295,10 @@ class Mirror:
             self._due.append((due, set(pending)))
 
     def _unlease(self, blocks: list[int]) -> None:
+        """Whoever leases a block leases all before it, so the blocks that only this lease used are the last ones."""
         leased = self._leased
-        for block in blocks:
-            count = leased[block] - 1
-            if count:
-                leased[block] = count
-            else:
-                del leased[block]
+        counts = list(map(leased.__getitem__, blocks))
+        shared = bisect_left(counts, -1, key=neg)
+        for block in blocks[shared:]:
+            del leased[block]
+        leased.update(zip(blocks, [count - 1 for count in counts[:shared]], strict=False))
