@@ -54,6 +54,7 @@ from router.index import HotPrefixes, Sketch
 from router.metrics import FleetSample, RouterMetrics, WorkerSample, ask_loop
 from router.policies import make_policy
 from router.workers.activity import FleetActivity
+from router.workers.engine_settings import engine_key, named_tokenizers
 from router.workers.registry import WorkerRegistry
 from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
@@ -111,9 +112,19 @@ async def running_router(
         sketch = Sketch()
         look_aside = LookAside(settings.lease_s, metrics)
         stack.callback(look_aside.close)
-        tokenizers = TokenizerStore(threads)
+        tokenizers = TokenizerStore(threads, await asyncio.to_thread(named_tokenizers, settings.tokenizers))
         changed = asyncio.Event()
-        surroundings = Surroundings(settings, sketch, tokenizers, metrics, look_aside, access, clock, random)
+        surroundings = Surroundings(
+            settings,
+            sketch,
+            tokenizers,
+            metrics,
+            look_aside,
+            access,
+            clock,
+            random,
+            engine_key(settings.engine_api_key, clock),
+        )
         registry = WorkerRegistry(surroundings, changed.set, lambda: gate.stir())
         stack.push_async_callback(registry.close)
         activity = FleetActivity(lambda: registry.workers, clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from radixfleet.access_settings import (
@@ -17,6 +17,7 @@ from radixfleet.access_settings import (
     TlsClientCa,
     TlsKey,
     TlsPeerName,
+    secret_text,
 )
 from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
@@ -25,6 +26,7 @@ PolicyName: TypeAlias = Literal[
 ]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
+EngineApiKey: TypeAlias = Annotated[SecretStr | None, BeforeValidator(secret_text)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86400)]
 
 
@@ -72,7 +74,17 @@ class RouterSettings(ProcessSettings):
     )
 
     workers: CommaList = Field(
-        (), description="host:port of workers. They may be down or still loading, and others may register later."
+        (),
+        description="host:port of workers, and of engines that speak SGLang's or vLLM's gRPC; http://host:port[#MODEL] "
+        "of servers with OpenAI's API. They may be down or still loading, and others may register later.",
+    )
+    engine_api_key: EngineApiKey = Field(
+        None, description="Key for the servers with OpenAI's API among --workers, or @FILE that holds it."
+    )
+    tokenizers: CommaList = Field(
+        (),
+        description="MODEL=DIRECTORY, for models that only servers with OpenAI's API serve: with its tokenizer "
+        "the router reckons in the model's own tokens. Without, prompts go there as text.",
     )
     heartbeat_timeout_s: Seconds = Field(
         3.0, description="A worker that says nothing for this long gets no requests until it speaks again."

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 from radixfleet.settings import CommaList
 
 
-def _text(value: object) -> object:
+def secret_text(value: object) -> object:
     """Pydantic's own complaint of what is no text would show it."""
     if value is not None and not isinstance(value, str | SecretStr):
         raise ValueError("must be text (quote it)")
@@ -47,7 +47,7 @@ ApiKeys: TypeAlias = Annotated[
 ]
 AdminToken: TypeAlias = Annotated[
     SecretStr | None,
-    BeforeValidator(_text),
+    BeforeValidator(secret_text),
     Field(description="Token of routers, workers and operators among themselves, or @FILE that holds it."),
 ]
 IsolateClients: TypeAlias = Annotated[

@@ -48,6 +48,8 @@ class Started:
     cached_tokens: int
     route: RouteDecision | None
     """None from a worker that was called directly."""
+    counts_follow: bool = False
+    """The engine tells its counts with the usage alone: `cached_tokens` is 0 until then, `prompt_tokens` perhaps too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +277,7 @@ def _started(message: inference_pb2.Started) -> Started:
         prompt_tokens=message.prompt_tokens,
         cached_tokens=message.cached_tokens,
         route=route_decision(message.route) if message.HasField("route") else None,
+        counts_follow=message.counts_follow,
     )
 
 

@@ -10,6 +10,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -66,6 +67,38 @@ def spec_from_archive(data: bytes, *, eos_token_ids: Sequence[int], vocab_size: 
     return spec_from_files(
         tokenizer_json, settings, chat_template=chat_template, eos_token_ids=eos_token_ids, vocab_size=vocab_size
     )
+
+
+def spec_from_directory(directory: Path) -> TokenizerSpec:
+    """From a Hugging Face directory; of the model's own files, only those about its tokens are read, where they are.
+
+    Raises ValueError that says what is missing.
+    """
+    path = directory / "tokenizer.json"
+    try:
+        tokenizer_json = path.read_text(encoding="utf-8")
+        settings = _json_file(directory / "tokenizer_config.json")
+        model = _json_file(directory / "config.json")
+        generation = _json_file(directory / "generation_config.json")
+        template = directory / "chat_template.jinja"
+        chat_template = template.read_text(encoding="utf-8") if template.exists() else None
+        tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{directory} holds no tokenizer that can be read: {error}") from error
+    ends = generation.get("eos_token_id", model.get("eos_token_id"))
+    return spec_from_files(
+        tokenizer_json,
+        settings,
+        chat_template=chat_template,
+        eos_token_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
+        vocab_size=max(tokenizer.get_vocab_size(), model.get("vocab_size") or 0),
+    )
+
+
+def _json_file(path: Path) -> dict[str, Any]:
+    """Empty when there is no such file."""
+    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return value
 
 
 def _read(archive: zipfile.ZipFile, name: str) -> str | None:

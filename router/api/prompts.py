@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TypeVar
 
@@ -22,11 +22,13 @@ from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import ModelInfo, PromptForm, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
+from router.api.plain_text import stand_ins
 from router.api.prompt_length import check_text, check_tokens
 from router.dispatch.chooser import RETRY_AFTER_S
-from router.dispatch.request import HashArray, PreparedRequest
+from router.dispatch.request import NO_TOKENIZER, HashArray, PreparedRequest
 from router.metrics import RouterMetrics
 from router.workers.registry import WorkerRegistry
+from router.workers.state import UNKNOWN_CONTEXT
 from router.workers.tokenizers import TokenizerStore
 
 _SMALL_PROMPT_BYTES = 8 * 1024
@@ -40,7 +42,19 @@ class ServedModel:
     """One model, as the fleet serves it now."""
 
     info: ModelInfo
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
+    """None: only engines that do not tell theirs serve it, so prompts go there as text."""
+
+    @property
+    def known_tokenizer(self) -> Tokenizer:
+        """For what cannot be done without. Raises InvalidRequest."""
+        if self.tokenizer is None:
+            raise InvalidRequest(
+                f"the tokenizer of {self.info.model} is not known here: its engines speak OpenAI's HTTP, which does "
+                f"not tell it. The router can be given it by --tokenizers {self.info.model}=DIRECTORY",
+                field="model",
+            )
+        return self.tokenizer
 
 
 class Prompts:
@@ -82,17 +96,24 @@ class Prompts:
         if name not in models:
             raise UnknownModel(f"no model is called {name!r}; served are {', '.join(models)}")
         info = self._informed(name)
-        tokenizer = self._tokenizers.get(info.tokenizer_fingerprint)
+        if not info.tokenizer_fingerprint:
+            return ServedModel(info, None)
+        tokenizer = self._tokenizers.get(info.tokenizer_fingerprint) or self._tokenizers.named(name)
         if tokenizer is None:
             raise Unavailable(f"the tokenizer of {name} is not here yet", retry_after_s=RETRY_AFTER_S)
         return ServedModel(info, tokenizer)
 
     def _informed(self, name: str) -> ModelInfo:
         workers = self._registry.group(name).workers
-        # Workers that are in use decide where they disagree; among those, the longest context.
-        best = max(workers, key=lambda worker: (not worker.ineligible_reason, worker.max_context_tokens))
+        # Those that told their tokenizer know most. Else workers that are in use decide; among those, the longest
+        # context.
+        best = max(
+            workers,
+            key=lambda worker: (not worker.is_text_engine, not worker.ineligible_reason, worker.max_context_tokens),
+        )
         assert best.facts is not None, "a worker that serves a model has told its facts"
-        return best.facts.model
+        info, named = best.facts.model, self._tokenizers.named(name)
+        return info if named is None or not best.is_text_engine else _with_tokenizer(info, named)
 
     async def prepare(self, request: inference_pb2.GenerateRequest) -> PreparedRequest:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""
@@ -100,15 +121,22 @@ class Prompts:
             request.cache_salt = client_salt(request.cache_salt)
         convert.check_names(request)
         model = self.model(request.model)
-        _check_resume(request, sampling_params(request.sampling, vocab_size=model.info.vocab_size))
+        _check_resume(request, sampling_params(request.sampling, vocab_size=model.info.vocab_size or None))
         is_ids = request.prompt.WhichOneof("form") == "token_ids"
+        if model.tokenizer is None and not is_ids:
+            return await self._timed(lambda: _prepare_text(request, model, self._max_tokens))
         if is_ids and request.prompt.ByteSize() + request.generated.ByteSize() <= _SMALL_PROMPT_BYTES:
             return _prepare(request, model, self._max_tokens)
         return await self._timed(lambda: _prepare(request, model, self._max_tokens))
 
     def room(self, request: PreparedRequest) -> int:
-        """Tokens that the answer may have on every worker that may get the request; less than 1 when nothing fits."""
-        return self._registry.group(request.model).room(request.prompt_tokens, request.fingerprint)
+        """Tokens that the answer may have on every worker that may get the request.
+
+        Less than 1 when nothing fits, or when that is not known.
+        """
+        room = self._registry.group(request.model).room(request.prompt_tokens, request.fingerprint)
+        is_known = request.fingerprint != NO_TOKENIZER and room < UNKNOWN_CONTEXT - request.prompt_tokens
+        return room if is_known else 0
 
     async def tokenize(self, model_name: str, prompt: inference_pb2.Prompt) -> TokenArray:
         """The ids of a prompt of any form."""
@@ -134,13 +162,67 @@ class Prompts:
 
 def _tokens(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int | None) -> TokenArray:
     form: PromptForm = convert.prompt_form(prompt)
+    if model.tokenizer is None and isinstance(form, np.ndarray):
+        if max_tokens is not None:
+            check_tokens(len(form), max_tokens)
+        return form
+    tokenizer = model.known_tokenizer
     if limit := max_tokens or model.info.max_context_tokens:  # 0: of workers that are still loading
-        check_text(form, model.tokenizer.longest_token, limit)
-    tokens = model.tokenizer.encode_prompt(form)
+        check_text(form, tokenizer.longest_token, limit)
+    tokens = tokenizer.encode_prompt(form)
     if max_tokens is not None:
         check_tokens(len(tokens), max_tokens)
     convert.check_tokens(tokens, vocab_size=model.info.vocab_size)
     return tokens
+
+
+def _with_tokenizer(info: ModelInfo, tokenizer: Tokenizer) -> ModelInfo:
+    """Of an engine that tells nothing of it."""
+    return replace(
+        info,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_ids=tokenizer.eos_token_ids,
+        has_chat_template=tokenizer.spec.chat_template is not None,
+        tokenizer_fingerprint=tokenizer.spec.fingerprint(),
+    )
+
+
+def _prepare_text(
+    request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None
+) -> PreparedRequest:
+    """For engines that take text and chats alone."""
+    convert.prompt_form(request.prompt)
+    if request.resume or request.HasField("generated"):
+        model.known_tokenizer  # noqa: B018  says what is missing
+    tokens = stand_ins(request.prompt)
+    if not len(tokens):
+        raise InvalidRequest("prompt is empty", field="prompt")
+    if max_tokens is not None:
+        check_tokens(len(tokens), max_tokens)
+    seed = seed_hash(namespace(model.info.model, request.cache_salt))
+    return PreparedRequest(
+        request_id=request.request_id,
+        model=model.info.model,
+        tokens=tokens,
+        seed=seed,
+        block_hashes=chain_hashes(seed, tokens),
+        fingerprint=NO_TOKENIZER,
+        message=_message(request, model, request.prompt),
+    )
+
+
+def _message(
+    request: inference_pb2.GenerateRequest, model: ServedModel, prompt: inference_pb2.Prompt
+) -> inference_pb2.GenerateRequest:
+    """What a worker is sent."""
+    return inference_pb2.GenerateRequest(
+        request_id=request.request_id,
+        model=model.info.model,
+        prompt=prompt,
+        sampling=request.sampling,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )
 
 
 def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None) -> PreparedRequest:
@@ -157,20 +239,15 @@ def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel, max_tok
         seed=seed,
         block_hashes=hashes,
         fingerprint=None if is_ids else model.info.tokenizer_fingerprint,
-        message=inference_pb2.GenerateRequest(
-            request_id=request.request_id,
-            model=model.info.model,
-            prompt=inference_pb2.Prompt(token_ids=convert.pack_tokens(tokens)),
-            sampling=request.sampling,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-        ),
+        message=_message(request, model, inference_pb2.Prompt(token_ids=convert.pack_tokens(tokens))),
+        source=None if is_ids else request.prompt,
         resumable=request.resume,
     )
     generated = convert.unpack_tokens(request.generated, "generated")
     if not len(generated):
         return prepared
-    convert.check_tokens(generated, vocab_size=model.info.vocab_size, field="generated")
+    if model.info.vocab_size:
+        convert.check_tokens(generated, vocab_size=model.info.vocab_size, field="generated")
     return prepared.continued(generated)
 
 
@@ -184,9 +261,10 @@ def _check_resume(request: inference_pb2.GenerateRequest, sampling: SamplingPara
 
 
 def _text(request: inference_pb2.DetokenizeRequest, model: ServedModel, *, skip_special_tokens: bool) -> str:
+    tokenizer = model.known_tokenizer
     ids = list(request.token_ids)
     if ids and max(ids) >= model.info.vocab_size:
         raise InvalidRequest(
             f"token_ids holds {max(ids)}, but the model's end at {model.info.vocab_size - 1}", field="token_ids"
         )
-    return model.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+    return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from radixfleet.errors import RadixfleetError
+from router.api.plain_text import text_of
 from router.api.prompts import Prompts
 from router.index import HotPrefix
 
@@ -28,6 +29,8 @@ class Beginnings:
                 return ""
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            text = " ".join(tokenizer.decode(prefix.sample.tokens.tolist()).split())
+            tokens = prefix.sample.tokens
+            told = text_of(tokens) if tokenizer is None else tokenizer.decode(tokens.tolist())
+            text = " ".join(told.split())
             self._known[prefix.block_hash] = text[:_CHARACTERS]
         return self._known[prefix.block_hash]

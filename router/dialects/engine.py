@@ -70,6 +70,11 @@ class EngineSpeaker:
         """See `Speaker`, here and below."""
         return self._words.dialect
 
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What the dialect has no word for."""
+        return self._words.lacks
+
     async def info(self) -> worker_pb2.WorkerInfo:
         """Asked anew when the engine may be another one."""
         pb = self._words.pb
@@ -151,9 +156,12 @@ class EngineSpeaker:
                 await following
 
     async def generate(
-        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None,
+        source: inference_pb2.Prompt | None = None,
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """See `Generator`."""
+        """See `Generator`. Token ids are enough."""
         execution_id = secrets.token_hex(12)
         message, answer = self._begin(request, execution_id)
         call = self._stub.Generate(message, timeout=timeout_s)

@@ -17,6 +17,7 @@ class NativeSpeaker:
     """Speaks `radixfleet.v1.Worker`."""
 
     dialect = "native"
+    lacks: frozenset[str] = frozenset()
 
     def __init__(self, channel: grpc.aio.Channel, *, chunk_timeout_s: float) -> None:
         """`chunk_timeout_s`: how long a piece of the tokenizer may take."""

@@ -9,6 +9,10 @@ from typing import Protocol
 from radixfleet.v1 import inference_pb2, worker_pb2
 
 
+class Unreachable(Exception):
+    """A worker that is not reached by gRPC is not there, broke off, or says what nobody can read."""
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """One word of a worker on its state."""
@@ -19,11 +23,18 @@ class State:
 
 
 class Speaker(Protocol):
-    """One worker. Methods raise AioRpcError, or ValueError for what no worker says, unless they say something else."""
+    """One worker. Methods raise AioRpcError or Unreachable, or ValueError for what no worker says, unless they say
+    something else.
+    """
 
     @property
     def dialect(self) -> str:
-        """Its name: "native", "sglang", "vllm", "openai"."""
+        """Its name: "native", "sglang", "vllm"; "openai" for engines that are reached by HTTP."""
+        ...
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What it cannot do, of `needs.WORDS`; to be asked after `info`."""
         ...
 
     async def info(self) -> worker_pb2.WorkerInfo:
@@ -51,9 +62,15 @@ class Generator(Protocol):
     """A speaker of another dialect: the way of a request to it, which our own workers have in links."""
 
     def generate(
-        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None,
+        source: inference_pb2.Prompt | None = None,
     ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """The messages of `Inference.Generate`. Closing it ends the request. Raises RadixfleetError, too."""
+        """The messages of `Inference.Generate`. Closing it ends the request. Raises RadixfleetError, too.
+
+        `source`: the prompt as the client wrote it, where `request` has the token ids that it came to.
+        """
         ...
 
     async def close(self) -> None:

@@ -49,6 +49,8 @@ class Words(Protocol):
 
     dialect: str
     pb: Any
+    lacks: frozenset[str]
+    """What it has no word for, of `needs.WORDS`."""
 
     def stub(self, channel: grpc.aio.Channel) -> Any:
         """Of the engine's service."""
@@ -82,6 +84,7 @@ class SglangWords:
 
     dialect = "sglang"
     pb = sglang_scheduler_pb2
+    lacks = frozenset({"cache_salt", "sampling.seed", "sampling.grammar.lark"})
 
     def stub(self, channel: grpc.aio.Channel) -> Any:
         """See `Words`, here and below."""
@@ -129,6 +132,7 @@ class VllmWords:
 
     dialect = "vllm"
     pb = vllm_engine_pb2
+    lacks = frozenset({"cache_salt"})
 
     def stub(self, channel: grpc.aio.Channel) -> Any:
         """See `Words`, here and below."""

@@ -120,7 +120,9 @@ class Dispatcher:
     def _next(self, failure: LinkFailure, attempt: _Try, record: RequestRecord, failed: Sequence[WorkerState]) -> Lease:
         """Another worker for the request, booked; or raise what the client is to hear."""
         request = attempt.lease.request
-        is_allowed = request.resumable if attempt.is_visible else len(failed) <= self._max_retries
+        # An engine that told text alone leaves nothing from which another could go on.
+        can_resume = request.resumable and len(attempt.first_output) == attempt.num_tokens
+        is_allowed = can_resume if attempt.is_visible else len(failed) <= self._max_retries
         if not is_allowed or not _is_harmless(failure):
             raise _error(failure, attempt, record) from failure
         if not self._budget.spend():
@@ -166,13 +168,16 @@ class Dispatcher:
             record.cached_tokens = reply.cached_tokens
             attempt.held = None if attempt.is_visible else reply
             return
-        if reply.token_ids:
+        if reply.num_tokens:
             lease.first_token()
             self._log.first_token(record)
-            attempt.num_tokens += len(reply.token_ids)
-            record.output_tokens += len(reply.token_ids)
+            attempt.num_tokens += reply.num_tokens
+            record.output_tokens += reply.num_tokens
             if not reply.index:
                 attempt.first_output.extend(reply.token_ids)
+        elif reply.kind == "end" and record.cached_tokens is None and reply.cached_tokens is not None:
+            lease.receipt(reply.cached_tokens, reply.message.finished.usage.prompt_tokens)
+            record.cached_tokens = reply.cached_tokens
         attempt.is_visible = True
         if attempt.held is not None:
             held, attempt.held = attempt.held, None

@@ -23,6 +23,8 @@ from router.metrics import RouterMetrics
 from router.view import Reason
 from router.workers.state import WorkerState
 
+LARGEST_FOREIGN_BLOCK = 128
+"""Tokens in a KV block of other engines; vLLM has so many on CPUs."""
 NO_TOKENS: TokenArray = np.zeros(0, dtype=np.uint32)
 
 
@@ -73,22 +75,42 @@ class Lease:
         self._sketch = sketch
         self._metrics = metrics
         self._hot_prefixes = hot_prefixes
+        self._awaits_receipt = False
         self._is_probe = worker.breaker.acquire()
         self._blocks = sketch.book(worker.slot, request.block_hashes, request.prompt_tokens)
         self._booking = worker.book(request.prompt_tokens - decision.predicted_cached_tokens, number)
 
-    def started(self, cached_tokens: int) -> None:
-        """The worker computes the prompt, of which it found `cached_tokens` in its cache."""
+    def started(self, cached_tokens: int | None) -> None:
+        """The worker computes the prompt, of which it found `cached_tokens` in its cache; None: it will tell later."""
         if not self.is_open or self.is_started:
             return
         self.is_started = True
-        self._count(cached_tokens)
-        self._sketch.receipt(self._blocks, cached_tokens)
-        self.worker.books.revise(self._booking, max(0, self.request.prompt_tokens - cached_tokens))
+        if cached_tokens is None:
+            self._awaits_receipt = True
+        else:
+            self._count(cached_tokens)
+            self._sketch.receipt(self._blocks, cached_tokens)
+            self.worker.books.revise(self._booking, max(0, self.request.prompt_tokens - cached_tokens))
         self.worker.changed()
         if self._is_probe:
             self.worker.breaker.success(probe=True)
             self._is_probe = False
+
+    def receipt(self, cached_tokens: int, prompt_tokens: int) -> None:
+        """The worker tells at the end how much of the prompt it had cached, of `prompt_tokens` by its own count.
+
+        Counts for an engine that did not tell at the start. Its tokens may be others than the router's, and its blocks
+        larger: what is short of the prediction by less than a block is not held against it.
+        """
+        if not self.is_open or not self._awaits_receipt:
+            return
+        self._awaits_receipt = False
+        ours = self.request.prompt_tokens
+        cached = min(ours, round(cached_tokens * ours / prompt_tokens)) if prompt_tokens else cached_tokens
+        self._count(cached)
+        predicted = self.decision.predicted_cached_tokens
+        is_short = predicted - cached > LARGEST_FOREIGN_BLOCK
+        self._sketch.receipt(self._blocks, cached if is_short else max(cached, predicted))
 
     def first_token(self) -> None:
         """The prompt is computed. May be called with every token."""

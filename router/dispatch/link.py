@@ -43,7 +43,13 @@ class Reply:
     """New tokens in it."""
     index: int = 0
     """Which of the request's completions they belong to."""
-    cached_tokens: int = 0
+    cached_tokens: int | None = 0
+    """Of the first message and the last; None: the worker does not tell, or not yet."""
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens; of an engine that tells no ids, a piece of text is taken for one."""
+        return len(self.token_ids) or int(bool(self.message.delta.text))
 
 
 class LinkFailure(Exception):
@@ -146,8 +152,10 @@ def reply_of(message: inference_pb2.GenerateResponse) -> Reply:
     if kind == "delta":
         return Reply("part", message, token_ids=message.delta.token_ids, index=message.index)
     if kind == "started":
-        return Reply("started", message, cached_tokens=message.started.cached_tokens)
+        started = message.started
+        return Reply("started", message, cached_tokens=None if started.counts_follow else started.cached_tokens)
     if kind == "finished" and message.finished.HasField("usage"):
-        return Reply("end", message)
+        usage = message.finished.usage
+        return Reply("end", message, cached_tokens=None if usage.cached_tokens_unknown else usage.cached_tokens)
     # The end of one of several completions, log probabilities of the prompt, or what a later version says.
     return Reply("part", message)

@@ -9,7 +9,7 @@ from contextlib import aclosing
 import grpc.aio
 
 from radixfleet.errors import DeadlineExceeded, RadixfleetError
-from router.dialects.speaker import Generator
+from router.dialects.speaker import Generator, Unreachable
 from router.dispatch.link import LinkFailure, Reply, broken, failure_of, reply_of
 from router.dispatch.request import PreparedRequest
 
@@ -25,7 +25,7 @@ class TranslatedLink:
     async def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
         """See `WorkerLink`."""
         try:
-            async with aclosing(self._generator.generate(request.message, timeout_s)) as messages:
+            async with aclosing(self._generator.generate(request.message, timeout_s, request.source)) as messages:
                 async for message in messages:
                     reply = reply_of(message)
                     yield reply
@@ -34,6 +34,8 @@ class TranslatedLink:
             raise broken(self._worker, "the answer ended without its last message")
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, self._worker) from error
+        except Unreachable as error:
+            raise broken(self._worker, str(error)) from error
         except RadixfleetError as error:
             kind = "deadline" if isinstance(error, DeadlineExceeded) else "answer"
             raise LinkFailure(kind, error, f"{error.code}: {error}") from error  # type: ignore[arg-type]  # literals

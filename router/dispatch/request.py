@@ -16,6 +16,10 @@ from radixfleet.v1 import inference_pb2
 HashArray: TypeAlias = npt.NDArray[np.uint64]
 
 
+NO_TOKENIZER = 0
+"""In the place of a tokenizer's fingerprint: the tokens only stand in for those that the engine will make."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedRequest:
     """Validated, tokenized and hashed, once, however often it is tried."""
@@ -35,6 +39,8 @@ class PreparedRequest:
     """What the worker is sent: the prompt as packed token ids."""
     resumable: bool = False
     """When its worker is lost in the middle of the answer, another one may go on with it."""
+    source: inference_pb2.Prompt | None = None
+    """The prompt as the client wrote it, for engines that take no token ids; None: it sent ids, or nobody needs it."""
     look_aside: bool = False
     """The client will call the worker itself, in our own dialect (`Fleet.Route`)."""
 

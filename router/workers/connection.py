@@ -26,8 +26,9 @@ from radixfleet.channel import open_channel
 from radixfleet.types import Incarnation, WorkerId
 from radixfleet.v1 import worker_pb2
 from router.dialects.detection import recognise
+from router.dialects.http_address import engine_address, is_url
 from router.dialects.native import NativeSpeaker
-from router.dialects.speaker import Generator, Speaker
+from router.dialects.speaker import Generator, Speaker, Unreachable
 from router.workers.intake import Next, StateIntake
 from router.workers.state import WorkerFacts, WorkerState
 from router.workers.surroundings import Surroundings
@@ -51,9 +52,8 @@ class WorkerConnection:
         """`changed` is called when the worker's facts, status or connection are different."""
         self.state = state
         self._changed = changed
-        self.channel = open_channel(
-            around.access.endpoint(state.address), max_message_bytes=around.settings.max_message_bytes
-        )
+        self.channel: grpc.aio.Channel | None = None
+        """None: it is reached by HTTP."""
         self._settings = around.settings
         self._sketch = around.sketch
         self._tokenizers = around.tokenizers
@@ -62,6 +62,12 @@ class WorkerConnection:
         self._intake = StateIntake(state, around)
         self._clock = around.clock
         self._speaker: Speaker | None = None
+        if is_url(state.address):
+            self._speaker = _http_speaker(state.address, around)
+        else:
+            self.channel = open_channel(
+                around.access.endpoint(state.address), max_message_bytes=around.settings.max_message_bytes
+            )
         self._failures = 0
 
     async def run(self) -> None:
@@ -72,7 +78,7 @@ class WorkerConnection:
                     await self._ask()
                     await self._follow()
                     await asyncio.sleep(_RESYNC_PAUSE_S)
-            except (grpc.aio.AioRpcError, TimeoutError, ValueError, _Lost) as error:
+            except (grpc.aio.AioRpcError, Unreachable, TimeoutError, ValueError, _Lost) as error:
                 self._lost(error)
             except Exception as error:  # noqa: BLE001  whatever it is: without this task the worker is never found again
                 _log.error("following a worker failed by a fault of ours", worker=self.state.name, exc_info=error)
@@ -87,7 +93,12 @@ class WorkerConnection:
     @property
     def _any_speaker(self) -> Speaker:
         """For orders before the worker has answered, which then fail as they should."""
-        return self._speaker or NativeSpeaker(self.channel, chunk_timeout_s=self._settings.connect_timeout_s)
+        return self._speaker or NativeSpeaker(self._dialled, chunk_timeout_s=self._settings.connect_timeout_s)
+
+    @property
+    def _dialled(self) -> grpc.aio.Channel:
+        assert self.channel is not None, "only engines that are reached by HTTP have none, and their speaker is known"
+        return self.channel
 
     async def drain(self, grace_s: float | None) -> worker_pb2.DrainResponse:
         """Tell the worker to drain; returns when it is empty. Raises AioRpcError."""
@@ -97,7 +108,8 @@ class WorkerConnection:
         """Leave the worker; what still runs on its channel breaks off."""
         if self.generator is not None:
             await self.generator.close()
-        await self.channel.close(None)
+        if self.channel is not None:
+            await self.channel.close(None)
 
     async def _emptied(self, grace_s: float | None) -> worker_pb2.DrainResponse:
         """Wait until our own requests there have ended: all that can be known of an engine that does not drain."""
@@ -116,7 +128,7 @@ class WorkerConnection:
     async def _ask(self) -> None:
         """Learn what the worker is, and have its tokenizer."""
         speaker, info = await self._informed()
-        facts = _facts(info, speaker.dialect)
+        facts = _facts(info, speaker)
         state = self.state
         if facts.model.tokenizer_fingerprint:
             await self._tokenizers.ensure(facts.model.tokenizer_fingerprint, speaker.tokenizer)
@@ -137,7 +149,7 @@ class WorkerConnection:
                     if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                         self._speaker = None
                     raise
-            speaker, info = await recognise(self.channel, self.state.address, self._clock, timeout_s=timeout_s)
+            speaker, info = await recognise(self._dialled, self.state.address, self._clock, timeout_s=timeout_s)
         self._speaker = speaker
         if speaker.dialect != "native":
             _log.info("the worker is another engine", address=self.state.address, dialect=speaker.dialect)
@@ -193,7 +205,23 @@ class WorkerConnection:
         return pause_s * self._random.uniform(0.5, 1.0)
 
 
-def _facts(info: worker_pb2.WorkerInfo, dialect: str) -> WorkerFacts:
+def _http_speaker(address: str, around: Surroundings) -> Speaker:
+    from router.dialects.http_engine import HttpSpeaker  # aiohttp takes a while to import, and few need it
+
+    # The key is for those whom the operator named; anybody may be registered.
+    return HttpSpeaker(
+        engine_address(address),
+        around.clock,
+        timeout_s=around.settings.connect_timeout_s,
+        api_key=around.engine_key if address in around.settings.workers else _no_key,
+    )
+
+
+def _no_key() -> None:
+    """Nothing to show."""
+
+
+def _facts(info: worker_pb2.WorkerInfo, speaker: Speaker) -> WorkerFacts:
     return WorkerFacts(
         worker_id=WorkerId(info.worker_id),
         incarnation=Incarnation(info.incarnation),
@@ -205,7 +233,8 @@ def _facts(info: worker_pb2.WorkerInfo, dialect: str) -> WorkerFacts:
         block_scheme=info.block_scheme,
         block_tokens=info.block_tokens,
         metrics_port=info.metrics_port,
-        dialect=dialect,
+        dialect=speaker.dialect,
+        lacks=speaker.lacks,
     )
 
 

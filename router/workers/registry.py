@@ -16,6 +16,7 @@ import structlog
 
 from radixfleet.errors import InvalidRequest, UnknownWorker
 from radixfleet.v1 import worker_pb2
+from router.dialects.http_address import engine_address, is_url
 from router.dialects.speaker import Generator
 from router.workers.breaker import Breaker
 from router.workers.connection import WorkerConnection
@@ -80,7 +81,9 @@ class WorkerRegistry:
 
     def channel(self, worker: WorkerState) -> grpc.aio.Channel:
         """The channel to a worker that is in the registry."""
-        return self._connections[worker.address].channel
+        channel = self._connections[worker.address].channel
+        assert channel is not None, "engines that are reached by HTTP have generators"
+        return channel
 
     def generator(self, worker: WorkerState) -> Generator | None:
         """The way of requests to a worker in the registry that speaks another dialect; None for our own."""
@@ -88,9 +91,7 @@ class WorkerRegistry:
 
     def add(self, address: str) -> bool:
         """Dial a worker, and go on dialling. False: it was known already. Raises InvalidRequest for a bad address."""
-        match = _ADDRESS.fullmatch(address)
-        if match is None or not 1 <= int(match.group(2)) <= 65535:
-            raise InvalidRequest(f"address must be host:port, got {address!r}", field="address")
+        _check(address)
         if address in self._connections:
             return False
         settings = self._around.settings
@@ -162,6 +163,22 @@ class WorkerRegistry:
             if duplicate_of != worker.duplicate_of:
                 worker.duplicate_of = duplicate_of
                 worker.changed()
+
+
+def _check(address: str) -> None:
+    """Raises InvalidRequest."""
+    if is_url(address):
+        try:
+            engine_address(address)
+        except ValueError as error:
+            raise InvalidRequest(str(error), field="address") from error
+        return
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match.group(2)) <= 65535:
+        raise InvalidRequest(
+            f"address must be host:port, or http://host:port of an engine with OpenAI's API, got {address!r}",
+            field="address",
+        )
 
 
 async def _close_when_idle(connection: WorkerConnection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -26,3 +27,5 @@ class Surroundings:
     access: Access
     clock: Clock
     random: Random
+    engine_key: Callable[[], str | None] = lambda: None
+    """What configured engines with OpenAI's API are shown, now."""

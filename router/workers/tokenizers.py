@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Executor
 
 from radixfleet.text import Tokenizer, TokenizerSpec
@@ -12,14 +12,20 @@ from radixfleet.text import Tokenizer, TokenizerSpec
 class TokenizerStore:
     """Fetches each tokenizer once, makes it off the event loop, and keeps it while a worker needs it."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, named: Mapping[str, Tokenizer] | None = None) -> None:
+        """`named`: of models whose engines do not tell theirs, by the model's name."""
         self._executor = executor
+        self._named = dict(named or {})
         self._ready: dict[int, Tokenizer] = {}
         self._fetching: dict[int, asyncio.Lock] = {}
 
     def get(self, fingerprint: int) -> Tokenizer | None:
         """The tokenizer, if it has been fetched."""
         return self._ready.get(fingerprint)
+
+    def named(self, model: str) -> Tokenizer | None:
+        """The tokenizer that the operator gave for a model, if any."""
+        return self._named.get(model)
 
     async def ensure(self, fingerprint: int, fetch: Callable[[], Awaitable[bytes]]) -> None:
         """Have the tokenizer; when several ask at once, one fetches and the others wait.

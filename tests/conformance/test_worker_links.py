@@ -167,12 +167,12 @@ async def test_closing_ends_the_request_at_the_worker(kind: LinkKind, read: int)
 async def test_a_deadline_ends_the_request_on_both_sides(kind: LinkKind) -> None:
     worker = fake_worker(script=lambda _: Script(before_first_token=asyncio.Event()))
     async with linked(worker, kind) as link:
-        count, failed = await failure(link, sendable(), timeout_s=0.2)
+        count, failed = await failure(link, sendable(), timeout_s=2.0)
         assert (count, failed.kind) == (1, "deadline")
         await until(lambda: worker.count("cancelled") == 1)
         remaining_s = worker.calls[0].time_remaining_s
         assert remaining_s is not None
-        assert 0.0 < remaining_s <= 0.21
+        assert 0.0 < remaining_s <= 2.01
 
 
 async def test_a_worker_that_is_not_there_is_a_broken_connection(kind: LinkKind) -> None:

@@ -95,9 +95,9 @@ class ForeignEngine:
     _subscribers: set[asyncio.Queue[Any]] = field(default_factory=set)
     _server: grpc.aio.Server | None = None
 
-    async def start(self, port: int = 0) -> ForeignEngine:
-        """Listen."""
-        self.started_s = time.time()
+    async def start(self, port: int = 0, *, later_s: float = 0.0) -> ForeignEngine:
+        """Listen, as if it were so much later."""
+        self.started_s = time.time() + later_s
         self._server = grpc.aio.server(options=server_options())
         if self.dialect == "sglang":
             sglang_scheduler_pb2_grpc.add_SglangSchedulerServicer_to_server(_Sglang(self), self._server)
@@ -121,8 +121,7 @@ class ForeignEngine:
         self._prefixes.clear()
         self.history.clear()
         self.forgotten = 0
-        await self.start(port)
-        self.started_s = time.time() + 100.0  # as if much time had passed
+        await self.start(port, later_s=100.0)
 
     @property
     def worker_id(self) -> str:

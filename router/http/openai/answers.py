@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from msgspec import UNSET
+
 from radixfleet import convert
 from radixfleet.errors import Unavailable
 from radixfleet.types import FinishReason as Ending
@@ -35,20 +37,22 @@ class Meter:
     """Counts the tokens of one prompt's choices."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = 0
+    """None: the engine does not tell."""
     completion_tokens: int = 0
 
     def take(self, message: inference_pb2.GenerateResponse) -> None:
         """Count a reply. The last one of a prompt has the worker's own numbers."""
         kind = message.WhichOneof("event")
         if kind == "delta":
-            self.completion_tokens += len(message.delta.token_ids)
+            self.completion_tokens += len(message.delta.token_ids) or int(bool(message.delta.text))
         elif kind == "started":
             self.prompt_tokens = message.started.prompt_tokens
-            self.cached_tokens = message.started.cached_tokens
+            self.cached_tokens = None if message.started.counts_follow else message.started.cached_tokens
         elif kind == "finished" and message.finished.HasField("usage"):
             usage = message.finished.usage
-            self.prompt_tokens, self.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+            self.prompt_tokens = usage.prompt_tokens
+            self.cached_tokens = None if usage.cached_tokens_unknown else usage.cached_tokens
             self.completion_tokens = usage.completion_tokens
 
 
@@ -56,8 +60,9 @@ def usage_of(meters: Sequence[Meter]) -> Usage:
     """Of all prompts of a request together."""
     prompt = sum(meter.prompt_tokens for meter in meters)
     completion = sum(meter.completion_tokens for meter in meters)
-    cached = sum(meter.cached_tokens for meter in meters)
-    return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    told = [meter.cached_tokens for meter in meters if meter.cached_tokens is not None]
+    details = PromptTokensDetails(sum(told)) if told else UNSET
+    return Usage(prompt, completion, prompt + completion, details)
 
 
 class Choices(Protocol):
@@ -88,7 +93,7 @@ class ChatChoices:
     def begin(self, request: PreparedRequest, model: ServedModel) -> None:
         """See `Choices`."""
         if request.message.sampling.HasField("logprobs"):
-            self._texts = token_texts(model.tokenizer)
+            self._texts = token_texts(model.known_tokenizer)
 
     def take(self, message: inference_pb2.GenerateResponse) -> list[ChatPart]:
         """See `Choices`. The role comes first, alone."""
@@ -156,9 +161,9 @@ class CompletionChoices:
     def begin(self, request: PreparedRequest, model: ServedModel) -> None:
         """See `Choices`."""
         if request.message.sampling.HasField("logprobs"):
-            self._texts = token_texts(model.tokenizer)
+            self._texts = token_texts(model.known_tokenizer)
         if self._wants_echo:
-            text = self._echo_text or model.tokenizer.decode(request.tokens, skip_special_tokens=False)
+            text = self._echo_text or model.known_tokenizer.decode(request.tokens, skip_special_tokens=False)
             self._echo = _Echo(text, request.tokens.tolist())
 
     def take(self, message: inference_pb2.GenerateResponse) -> list[CompletionPart]:

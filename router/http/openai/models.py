@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -24,8 +25,8 @@ class Model(msgspec.Struct, kw_only=True):
     """When this router started, in Unix time."""
     owned_by: str = "radixfleet"
     root: str
-    max_model_len: int
-    """Longest prompt and answer together, in tokens."""
+    max_model_len: int | UnsetType = UNSET
+    """Longest prompt and answer together, in tokens; left out where the engine does not tell."""
 
 
 class ModelList(msgspec.Struct):
@@ -40,7 +41,7 @@ def models_routes(prompts: Prompts) -> Sequence[BaseRoute]:
     started = int(time.time())
 
     def described(info: ModelInfo) -> Model:
-        return Model(id=info.model, created=started, root=info.model, max_model_len=info.max_context_tokens)
+        return Model(id=info.model, created=started, root=info.model, max_model_len=info.max_context_tokens or UNSET)
 
     async def list_all(_: Request) -> Response:
         return json_response(ModelList([described(info) for info in prompts.models()]))

@@ -23,7 +23,8 @@ class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    """Left out where the engine does not tell."""
 
 
 class TopLogprob(msgspec.Struct):

@@ -34,7 +34,7 @@ class TokenEndpoints:
             raise in_openai_names(error) from None
         answer = TokenizeAnswer(len(ids), model.info.max_context_tokens, ids)
         if given.return_token_strs:
-            texts = token_texts(model.tokenizer)
+            texts = token_texts(model.known_tokenizer)
             answer.token_strs = [texts[token_id] for token_id in ids]
         return json_response(answer)
 

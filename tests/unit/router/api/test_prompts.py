@@ -40,6 +40,9 @@ class Tokenizers:
     def get(self, fingerprint: int) -> Tokenizer | None:
         return self.known.get(fingerprint)
 
+    def named(self, model: str) -> Tokenizer | None:
+        return None
+
 
 class Preparing:
     """Prompts over workers that are simply said to serve."""

@@ -1,0 +1,52 @@
+"""Addresses of engines that are reached by OpenAI's HTTP: http://host:port or https://host/path/v1, perhaps #MODEL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+_DEFAULT_PATH = "/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where an engine is."""
+
+    base: str
+    """What the paths of OpenAI's API are appended to; without a slash at its end."""
+    host: str
+    """host:port, for names and logs."""
+    model: str
+    """Which of the engine's models is meant; empty: the only one."""
+
+    @property
+    def root(self) -> str:
+        """What /health is appended to."""
+        return self.base.removesuffix(_DEFAULT_PATH)
+
+    @property
+    def name(self) -> str:
+        """The worker's id."""
+        return f"openai@{self.host}#{self.model}" if self.model else f"openai@{self.host}"
+
+
+def is_url(address: str) -> bool:
+    """Whether this is meant to be such an address, and not host:port of a worker that speaks gRPC."""
+    return "://" in address
+
+
+def engine_address(address: str) -> EngineAddress:
+    """Read it. Raises ValueError that says what to write."""
+    try:
+        url = urlsplit(address)
+        port = url.port
+    except ValueError as error:
+        raise ValueError(f"{address!r} is no address: {error}") from error
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(f"an engine's address is http://host:port or https://host:port, got {address!r}")
+    if url.username is not None or url.password is not None or url.query:
+        raise ValueError("an engine's address has no user, key or query in it; its key is --engine-api-key")
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    authority = host if port is None else f"{host}:{port}"
+    path = url.path.rstrip("/") or _DEFAULT_PATH
+    return EngineAddress(f"{url.scheme}://{authority}{path}", authority, unquote(url.fragment))

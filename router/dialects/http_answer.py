@@ -1,0 +1,262 @@
+"""An answer over OpenAI's HTTP as the messages of our own `Inference.Generate`.
+
+Text is the engine's own; token ids are there where it tells them. What our contract has no other word for becomes text
+in the notation that models write it in: calls of tools as <tool_call>, reasoning as <think>. Usage follows the last
+finish_reason, so the last completion to end is held back until the stream is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from radixfleet import convert
+from radixfleet.clock import Clock
+from radixfleet.errors import InternalError, InvalidRequest, Unavailable
+from radixfleet.types import FinishReason
+from radixfleet.v1 import inference_pb2
+from router.dialects.answer import Names
+from router.dialects.http_events import ChoicePiece, Event, MessagePiece, ToolCallPiece, error_message
+from router.dialects.speaker import Unreachable
+
+_REASONS: Mapping[str, FinishReason] = {
+    "stop": FinishReason.STOP,
+    "eos": FinishReason.STOP,
+    "eos_token": FinishReason.STOP,
+    "stop_sequence": FinishReason.STOP,
+    "tool_calls": FinishReason.STOP,
+    "function_call": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "abort": FinishReason.ABORT,
+    "content_filter": FinishReason.ABORT,
+}
+_ID_MARK = "token_id:"
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call of a tool in the making."""
+
+    name: str = ""
+    arguments: str = ""
+
+    def text(self) -> str:
+        """As models write it."""
+        try:
+            arguments: Any = msgspec.json.decode(self.arguments or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            arguments = self.arguments
+        call = msgspec.json.encode({"name": self.name, "arguments": arguments}).decode()
+        return f"<tool_call>\n{call}\n</tool_call>\n"
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of the n completions."""
+
+    num_tokens: int = 0
+    is_thinking: bool = False
+    calls: dict[int, _Call] = field(default_factory=dict)
+    end: inference_pb2.Finished | None = None
+
+
+class HttpAnswer:
+    """One request's. Feed it events until there are none, or until it `is_complete` and no more come; then `finish`."""
+
+    def __init__(
+        self,
+        names: Names,
+        clock: Clock,
+        *,
+        prompt_tokens: int | None,
+        generated_tokens: int = 0,
+        n: int = 1,
+        num_logprobs: int | None = None,
+    ) -> None:
+        """`prompt_tokens`: None where they are not known. `generated_tokens`: those that the client has already."""
+        self._names = names
+        self._clock = clock
+        self._prompt_tokens = prompt_tokens
+        self._generated_tokens = generated_tokens
+        self._num_logprobs = num_logprobs
+        self._choices = [_Choice() for _ in range(n)]
+        self._last = 0
+        """The completion that ended last."""
+        self._sent_s = clock.now()
+        self._first_s: float | None = None
+        self._told_prompt_tokens = 0
+        self._told_completion_tokens: int | None = None
+        self.cached_tokens: int | None = None
+        """What the engine told; None: nothing, so far."""
+
+    @property
+    def is_complete(self) -> bool:
+        """All completions have ended; usage may still come."""
+        return all(choice.end is not None for choice in self._choices)
+
+    def start(self) -> inference_pb2.GenerateResponse:
+        """The first message: the engine has taken the request."""
+        started = inference_pb2.Started(
+            request_id=self._names.request_id,
+            execution_id=self._names.execution_id,
+            worker_id=self._names.worker_id,
+            prompt_tokens=self._prompt_tokens or 0,
+            counts_follow=True,
+        )
+        return inference_pb2.GenerateResponse(started=started)
+
+    def take(self, event: Event) -> Iterator[inference_pb2.GenerateResponse]:
+        """The messages that an event becomes. Raises RadixfleetError for an answer that the engine gave up."""
+        if event.error is not None or event.object == "error":
+            detail = event.error if event.error is not None else event.message
+            raise Unavailable(
+                f"the engine gave the answer up: {error_message(msgspec.json.encode(detail), 'no reason')}"
+            )
+        self._count(event)
+        for piece in event.choices:
+            if not 0 <= piece.index < len(self._choices):
+                raise Unreachable(f"it sent completion {piece.index} of {len(self._choices)}")
+            choice = self._choices[piece.index]
+            if choice.end is not None:
+                continue
+            text, tokens = self._text(choice, piece), piece.token_ids or []
+            if text or tokens:
+                yield self._delta(choice, piece, text, tokens)
+            if piece.finish_reason:
+                choice.end = _finished(piece)
+                if not self.is_complete:
+                    yield inference_pb2.GenerateResponse(finished=choice.end, index=piece.index)
+                else:
+                    self._last = piece.index
+
+    def finish(self, *, tells_cached: bool) -> inference_pb2.GenerateResponse:
+        """The last message. `tells_cached`: an engine that tells how much it had cached, and is silent of none.
+
+        Raises Unreachable where the answer has no end.
+        """
+        if not self.is_complete:
+            if any(choice.end is not None for choice in self._choices):
+                raise InvalidRequest("the engine that was chosen gives one completion at a time", field="sampling.n")
+            raise Unreachable("it ended the answer without saying why")
+        if self.cached_tokens is None and tells_cached:
+            self.cached_tokens = 0
+        last = self._choices[self._last].end
+        assert last is not None, "all have ended"
+        last.usage.CopyFrom(self._usage())
+        return inference_pb2.GenerateResponse(finished=last, index=self._last)
+
+    def _count(self, event: Event) -> None:
+        if event.usage is not None:
+            self._told_prompt_tokens = event.usage.prompt_tokens
+            self._told_completion_tokens = event.usage.completion_tokens
+            details = event.usage.prompt_tokens_details
+            if details is not None and details.cached_tokens is not None:
+                self.cached_tokens = max(0, details.cached_tokens)
+        timings = event.timings
+        if timings is not None and timings.cache_n is not None and self.cached_tokens is None:
+            self.cached_tokens = max(0, timings.cache_n)
+            self._told_prompt_tokens = self._told_prompt_tokens or self.cached_tokens + timings.prompt_n
+            if self._told_completion_tokens is None:
+                self._told_completion_tokens = timings.predicted_n
+
+    def _text(self, choice: _Choice, piece: ChoicePiece) -> str:
+        """What a piece adds, in the notation of models."""
+        message = piece.delta or piece.message
+        if message is None:
+            return piece.text or ""
+        text = _thought(choice, message, is_end=bool(piece.finish_reason)) + (message.content or "")
+        for number, call in enumerate(message.tool_calls or ()):
+            _add(choice.calls, call, number if piece.message is not None else call.index)
+        if piece.finish_reason:
+            text += "".join(call.text() for _, call in sorted(choice.calls.items(), key=lambda item: item[0]))
+        return text
+
+    def _delta(
+        self, choice: _Choice, piece: ChoicePiece, text: str, tokens: list[int]
+    ) -> inference_pb2.GenerateResponse:
+        if self._first_s is None:
+            self._first_s = self._clock.now()
+        choice.num_tokens += len(tokens) or 1
+        logprobs = [] if self._num_logprobs is None else _logprobs(piece.logprobs, self._num_logprobs)
+        if len(logprobs) != (0 if self._num_logprobs is None else len(tokens)):
+            raise Unreachable(f"it told {len(logprobs)} log probabilities of {len(tokens)} tokens")
+        try:
+            delta = inference_pb2.Delta(token_ids=tokens, text=text, logprobs=logprobs)
+        except ValueError as error:
+            raise Unreachable(f"it sent token ids that are none: {error}") from error
+        return inference_pb2.GenerateResponse(delta=delta, index=piece.index)
+
+    def _usage(self) -> inference_pb2.Usage:
+        """The engine's own counts, else what was counted here, where an event is a token."""
+        now_s = self._clock.now()
+        first_s = now_s if self._first_s is None else self._first_s
+        counted = sum(choice.num_tokens for choice in self._choices)
+        told = self._told_completion_tokens
+        prompt_tokens = self._told_prompt_tokens or self._prompt_tokens or 0
+        return inference_pb2.Usage(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=min(self.cached_tokens or 0, prompt_tokens),
+            cached_tokens_unknown=self.cached_tokens is None,
+            completion_tokens=self._generated_tokens + (counted if told is None else max(0, told)),
+            prefill_s=first_s - self._sent_s,
+            decode_s=now_s - first_s,
+        )
+
+
+def _thought(choice: _Choice, message: MessagePiece, *, is_end: bool) -> str:
+    """Reasoning, between marks."""
+    thought = message.reasoning_content or message.reasoning or ""
+    text = thought
+    if thought and not choice.is_thinking:
+        choice.is_thinking, text = True, f"<think>\n{thought}"
+    if choice.is_thinking and (message.content or message.tool_calls or is_end):
+        choice.is_thinking, text = False, f"{text}\n</think>\n\n"
+    return text
+
+
+def _add(calls: dict[int, _Call], piece: ToolCallPiece, number: int) -> None:
+    call = calls.setdefault(number, _Call())
+    if piece.function is not None:
+        call.name += piece.function.name or ""
+        call.arguments += piece.function.arguments or ""
+
+
+def _finished(piece: ChoicePiece) -> inference_pb2.Finished:
+    """Raises InternalError for an answer that failed."""
+    reason = _REASONS.get((piece.finish_reason or "").lower())
+    if reason is None:
+        raise InternalError(f"the engine gave the answer up: {piece.finish_reason}")
+    finished = inference_pb2.Finished(reason=convert.finish_reason_to_pb(reason))
+    matched = piece.stop_reason if piece.stop_reason is not None else piece.matched_stop
+    if reason is FinishReason.STOP:
+        if isinstance(matched, str):
+            finished.matched_stop = matched
+        elif matched is not None and 0 <= matched < 2**32:
+            finished.matched_token_id = matched
+    return finished
+
+
+def _logprobs(told: Any, num_tops: int) -> list[inference_pb2.TokenLogprobs]:
+    """Of completions, with token ids in the place of texts. Raises Unreachable."""
+    if not told:
+        return []
+    try:
+        tops = told.get("top_logprobs") or [None] * len(told["token_logprobs"])
+        return [
+            _token_logprobs(logprob, top or {}, num_tops)
+            for logprob, top in zip(told["token_logprobs"], tops, strict=True)
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Unreachable(f"it told log probabilities in another form: {error}") from error
+
+
+def _token_logprobs(logprob: float, top: Mapping[str, float], num_tops: int) -> inference_pb2.TokenLogprobs:
+    ranked = sorted(((value, int(name.removeprefix(_ID_MARK))) for name, value in top.items()), reverse=True)[:num_tops]
+    return inference_pb2.TokenLogprobs(
+        logprob=logprob,
+        top_token_ids=[token_id for _, token_id in ranked],
+        top_logprobs=[value for value, _ in ranked],
+    )

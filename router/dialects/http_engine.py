@@ -1,0 +1,357 @@
+"""An engine that speaks nothing but OpenAI's HTTP, as a worker of ours: vLLM's, SGLang's, llama.cpp's, Ollama's server.
+
+info        /v1/models: the model, and its context where the engine tells it; `owned_by` says which kind of engine it is
+states      /health once a second; where there is none, any answer is a sign of life. No loads and no word on the cache:
+            the router goes by its own bookings and by the receipts that come with the usage
+generate    a prompt of token ids to /v1/completions where the engine takes them, else the text there, or the chat to
+            /v1/chat/completions; closing the connection aborts
+
+While an answer streams, /v1/models is not asked for: llama-cpp-python breaks running answers off to answer that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+import structlog
+
+from radixfleet import convert
+from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
+from radixfleet.clock import Clock
+from radixfleet.errors import InvalidRequest, Unavailable
+from radixfleet.sampling import sampling_params
+from radixfleet.tracing import headers
+from radixfleet.types import SamplingParams
+from radixfleet.v1 import inference_pb2, worker_pb2
+from router.dialects.answer import Names
+from router.dialects.http_address import EngineAddress
+from router.dialects.http_answer import HttpAnswer
+from router.dialects.http_connection import HttpConnection
+from router.dialects.http_events import DONE, error_message, read_event, server_sent_events
+from router.dialects.http_words import chat_fields, kind_of, sampling_fields
+from router.dialects.speaker import State, Unreachable
+
+POLL_S = 1.0
+_LOADING = 503
+_TAIL_S = 5.0
+"""For the usage, when every completion has ended."""
+_DEFAULT_MAX_NEW_TOKENS = 256
+_ASSUMED_KV_TOKENS = 262_144
+"""What such an engine can cache is not told. Receipts teach when it is less."""
+
+_log = structlog.get_logger("radixfleet.router.dialects")
+
+
+class _Model(msgspec.Struct):
+    """Of the list of models."""
+
+    id: str
+    owned_by: str | None = None
+    parent: str | None = None
+    """The model that an adapter belongs to."""
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    """The list."""
+
+    data: list[_Model]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """One form in which a request can be sent."""
+
+    path: str
+    fields: dict[str, Any]
+    has_ids: bool = False
+
+
+class HttpSpeaker:
+    """One engine at one address."""
+
+    dialect = "openai"
+
+    def __init__(
+        self, address: EngineAddress, clock: Clock, *, timeout_s: float, api_key: Callable[[], str | None]
+    ) -> None:
+        """`timeout_s`: of a question about itself. `api_key`: what it is shown, asked for at each request."""
+        self._http = HttpConnection(address, clock, connect_timeout_s=timeout_s, api_key=api_key)
+        self._address = address
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._incarnation = 0
+        self._model = _Model("")
+        self._kind = kind_of("")
+        self._takes_ids: bool | None = None
+        """None: it was not tried yet."""
+        self._tells_cached: bool | None = None
+        """None: no answer has shown it yet."""
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """See `Speaker`, here and below."""
+        return self._kind.lacks
+
+    async def info(self) -> worker_pb2.WorkerInfo:
+        """Asked anew when the engine may be another one."""
+        status, body = await self._http.get(f"{self._address.base}/models", self._timeout_s)
+        if status == _LOADING or status >= 500:
+            raise Unreachable(f"it is not ready: {error_message(body, f'status {status}')}")
+        if status in (401, 403):
+            raise ValueError(f"{self._address.host} refuses this router's key: set --engine-api-key")
+        if status != 200:
+            raise ValueError(f"{self._address.base}/models answered with status {status}: is it OpenAI's API?")
+        self._model = _chosen(body, self._address)
+        self._kind = kind_of(self._model.owned_by or "")
+        if not self._incarnation or self._http.was_refused:
+            self._http.was_refused = False
+            self._incarnation = secrets.randbits(63) + 1
+            self._takes_ids = self._tells_cached = None
+            _log.warning(
+                f"no truth from worker {self._address.name}, approximate: OpenAI's HTTP has no word for its cache",
+                worker=self._address.name,
+                engine=self._kind.name or "unknown",
+            )
+        return worker_pb2.WorkerInfo(
+            worker_id=self._address.name,
+            incarnation=self._incarnation,
+            status=await self._health(),
+            model=inference_pb2.ModelInfo(
+                model=self._model.id, max_context_tokens=max(0, self._model.max_model_len or 0)
+            ),
+            capacity=worker_pb2.Capacity(kv_tokens=_ASSUMED_KV_TOKENS),
+            version=f"openai {self._model.owned_by or ''}".strip(),
+            block_scheme=BLOCK_SCHEME,
+            block_tokens=BLOCK_TOKENS,
+        )
+
+    async def tokenizer(self) -> bytes:
+        """Never told, and so never asked for: the fingerprint is 0."""
+        raise ValueError("OpenAI's HTTP has no word for the tokenizer")
+
+    async def drain(self, grace_s: float | None) -> None:
+        """Engines know no such word."""
+
+    async def resume(self) -> None:
+        """Nor this one: it was never told to stop."""
+
+    async def states(self) -> AsyncGenerator[State, None]:
+        """Whether it lives, every `POLL_S`."""
+        asking: asyncio.Task[worker_pb2.WorkerStatus.ValueType] | None = None
+        status = worker_pb2.WORKER_STATUS_SERVING
+        try:
+            while True:
+                asking = asking or asyncio.create_task(self._health(), name=f"health of {self._address.name}")
+                done, _ = await asyncio.wait({asking}, timeout=POLL_S)
+                if done:
+                    status, asking = asking.result(), None
+                elif self._clock.now() - self._http.heard_at_s > self._timeout_s:
+                    raise Unreachable("no word in time")
+                if self._http.was_refused:
+                    raise Unreachable("it refused a connection, or broke it off")
+                yield State(self._update(status), tells_prefixes=False)
+                if done:
+                    await asyncio.sleep(POLL_S)
+        finally:
+            if asking is not None:
+                asking.cancel()
+                with suppress(asyncio.CancelledError, Unreachable):
+                    await asking
+
+    async def generate(
+        self,
+        request: inference_pb2.GenerateRequest,
+        timeout_s: float | None,
+        source: inference_pb2.Prompt | None = None,
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """See `Generator`."""
+        ends_at_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        execution_id = secrets.token_hex(12)
+        sampling = sampling_params(request.sampling)
+        answer = self._answer(request, sampling, execution_id)
+        response = await self._post(self._ways(request, sampling, source), execution_id, ends_at_s)
+        try:
+            yield answer.start()
+            async with aclosing(self._messages(response, answer, ends_at_s)) as messages:
+                async for message in messages:
+                    yield message
+            self._learn(answer)
+            last = answer.finish(tells_cached=bool(self._tells_cached))
+            with suppress(TimeoutError, Unreachable):  # to the end, so that the connection can be used again
+                async with asyncio.timeout(_TAIL_S if answer.is_complete else 0):
+                    await self._http.whole(response, ends_at_s)
+            yield last
+        finally:
+            response.close()
+
+    async def close(self) -> None:
+        """Every connection."""
+        await self._http.close()
+
+    async def _messages(
+        self, response: aiohttp.ClientResponse, answer: HttpAnswer, ends_at_s: float | None
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        """All but the first and the last."""
+        if response.content_type == "application/json":  # it does not stream
+            for message in answer.take(read_event(await self._http.whole(response, ends_at_s))):
+                yield message
+            return
+        async with aclosing(server_sent_events(self._http.read(response, ends_at_s))) as events:
+            while True:
+                try:
+                    async with asyncio.timeout(_TAIL_S if answer.is_complete else None):
+                        event = await anext(events, DONE)
+                except TimeoutError:
+                    return
+                if event.strip() == DONE:
+                    return
+                for message in answer.take(read_event(event)):
+                    yield message
+
+    async def _post(self, ways: Sequence[_Way], execution_id: str, ends_at_s: float | None) -> aiohttp.ClientResponse:
+        """The first way that the engine takes."""
+        extra = {"X-Request-Id": execution_id, **headers()}
+        first, *others = ways
+        try:
+            response = await self._http.post(first.path, self._body(first), extra, ends_at_s)
+        except (InvalidRequest, Unavailable, Unreachable):
+            if not others or (first.has_ids and self._takes_ids):
+                raise
+            response = await self._http.post(others[0].path, self._body(others[0]), extra, ends_at_s)
+            if first.has_ids:
+                self._takes_ids = False
+                _log.info("the engine takes no token ids, it is sent text", worker=self._address.name)
+            return response
+        if first.has_ids:
+            self._takes_ids = True
+        return response
+
+    def _body(self, way: _Way) -> dict[str, Any]:
+        return {"model": self._model.id, "stream": True, "stream_options": {"include_usage": True}, **way.fields}
+
+    def _ways(
+        self, request: inference_pb2.GenerateRequest, sampling: SamplingParams, source: inference_pb2.Prompt | None
+    ) -> list[_Way]:
+        """How the request may be sent, the best first. Raises InvalidRequest."""
+        original = source or request.prompt
+        form = original.WhichOneof("form")
+        ways: list[_Way] = []
+        if request.prompt.WhichOneof("form") == "token_ids" and self._takes_ids is not False:
+            ways.append(self._ids_way(request, sampling))
+        if request.generated.packed and not ways:
+            raise InvalidRequest("the engine that was chosen cannot go on with an answer", field="generated")
+        if form == "text":
+            limit = {"max_tokens": self._limit(sampling)}
+            fields = self._fields(request, sampling, is_chat=False) | limit
+            ways.append(_Way("/completions", {"prompt": original.text, **fields}))
+        elif form == "chat":
+            self._add_chat(ways, request, sampling, original.chat)
+        if not ways:
+            raise InvalidRequest("the engine that was chosen takes no token ids: send text", field="prompt.token_ids")
+        return ways
+
+    def _add_chat(
+        self,
+        ways: list[_Way],
+        request: inference_pb2.GenerateRequest,
+        sampling: SamplingParams,
+        chat: inference_pb2.Chat,
+    ) -> None:
+        try:
+            way = _Way("/chat/completions", chat_fields(chat) | self._chat_fields(request, sampling))
+        except InvalidRequest:
+            if not ways:
+                raise
+            return
+        # Without a limit, only the engine knows what its context leaves.
+        is_first = sampling.max_new_tokens is None and not request.generated.packed
+        ways.insert(0 if is_first else len(ways), way)
+
+    def _ids_way(self, request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> _Way:
+        prompt = convert.unpack_tokens(request.prompt.token_ids, "prompt.token_ids").tolist()
+        generated = convert.unpack_tokens(request.generated, "generated").tolist()
+        fields = self._fields(request, sampling, is_chat=False)
+        fields["max_tokens"] = max(1, self._limit(sampling) - len(generated))
+        return _Way("/completions", {"prompt": prompt + generated, **fields}, has_ids=True)
+
+    def _chat_fields(self, request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> dict[str, Any]:
+        fields = self._fields(request, sampling, is_chat=True)
+        tokens = len(request.prompt.token_ids.packed) // 4
+        if tokens + (sampling.max_new_tokens or 0) >= (self._model.max_model_len or 2**31):
+            # As much as fits: what that is, the engine's own template decides.
+            fields.pop("max_tokens", None)
+        return fields
+
+    def _fields(
+        self, request: inference_pb2.GenerateRequest, sampling: SamplingParams, *, is_chat: bool
+    ) -> dict[str, Any]:
+        salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
+        return sampling_fields(self._kind, sampling, is_chat=is_chat) | salt
+
+    def _limit(self, sampling: SamplingParams) -> int:
+        return sampling.max_new_tokens if sampling.max_new_tokens is not None else _DEFAULT_MAX_NEW_TOKENS
+
+    def _answer(
+        self, request: inference_pb2.GenerateRequest, sampling: SamplingParams, execution_id: str
+    ) -> HttpAnswer:
+        has_ids = request.prompt.WhichOneof("form") == "token_ids"
+        return HttpAnswer(
+            Names(request.request_id, execution_id, self._address.name),
+            self._clock,
+            prompt_tokens=len(request.prompt.token_ids.packed) // 4 if has_ids else None,
+            generated_tokens=len(request.generated.packed) // 4,
+            n=sampling.n,
+            num_logprobs=sampling.logprobs,
+        )
+
+    def _learn(self, answer: HttpAnswer) -> None:
+        if answer.cached_tokens is not None:
+            self._tells_cached = True
+        elif self._tells_cached is None:
+            self._tells_cached = False
+            _log.warning(
+                f"worker {self._address.name} does not tell how much of a prompt it had cached (vLLM: "
+                "--enable-prompt-tokens-details, SGLang: --enable-cache-report): what it caches is assumed",
+                worker=self._address.name,
+            )
+
+    async def _health(self) -> worker_pb2.WorkerStatus.ValueType:
+        """Raises Unreachable."""
+        status, _ = await self._http.get(f"{self._address.root}/health", 2 * self._timeout_s)
+        if status == _LOADING:
+            return worker_pb2.WORKER_STATUS_LOADING
+        return worker_pb2.WORKER_STATUS_FAILED if status >= 500 else worker_pb2.WORKER_STATUS_SERVING
+
+    def _update(self, status: worker_pb2.WorkerStatus.ValueType) -> worker_pb2.StateUpdate:
+        return worker_pb2.StateUpdate(
+            incarnation=self._incarnation,
+            status=status,
+            load=worker_pb2.Load(),
+            capacity=worker_pb2.Capacity(kv_tokens=_ASSUMED_KV_TOKENS),
+        )
+
+
+def _chosen(body: bytes, address: EngineAddress) -> _Model:
+    """Raises ValueError where no one model is meant."""
+    try:
+        models = msgspec.json.decode(body, type=_Models).data
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{address.base}/models is no list of models: {error}") from error
+    if address.model:
+        models = [model for model in models if model.id == address.model]
+        if not models:
+            raise ValueError(f"{address.host} does not serve {address.model!r}")
+    else:
+        models = [model for model in models if model.parent is None]
+    if len(models) != 1:
+        names = ", ".join(model.id for model in models[:10]) or "none"
+        raise ValueError(f"{address.host} serves several models ({names}): give {address.base}#MODEL for each you want")
+    return models[0]
