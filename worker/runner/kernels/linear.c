@@ -49,6 +49,19 @@ typedef struct {
 
 size_t rf_linear_scratch_bytes(void) { return sizeof(scratch_t); }
 
+/* What a block asks for at each step of 32 inputs, so that nobody waits for it: lines of the panels that this thread
+ * will probably compute next, which are on their way to the second-level cache meanwhile, and those that the block's
+ * results go to. */
+typedef struct {
+  const char *panels[4];
+  int num_panels; /* 0 for none */
+  int panel_bytes; /* of each, at a step */
+  const char *y;
+  int64_t y_stride; /* bytes */
+  int y_rows;       /* not asked for yet */
+  int y_bytes;      /* of a row */
+} ahead_t;
+
 /* One block: rows of x by panels, from input `begin` to `end`. */
 typedef struct {
   const uint16_t *x;
@@ -58,7 +71,21 @@ typedef struct {
   int num_panels; /* 2 or 4; the last may be repeated to fill up */
   int begin;
   int end;
+  ahead_t ahead;
 } block_t;
+
+#define Y_ROWS_A_STEP 2
+
+static inline void look_ahead(ahead_t *ahead) {
+  for (int i = 0; i < ahead->num_panels; i++) {
+    for (int at = 0; at < ahead->panel_bytes; at += 64) _mm_prefetch(ahead->panels[i] + at, _MM_HINT_T1);
+    ahead->panels[i] += ahead->panel_bytes;
+  }
+  for (int i = 0; i < Y_ROWS_A_STEP && ahead->y_rows > 0; i++, ahead->y_rows--) {
+    for (int at = 0; at < ahead->y_bytes; at += 64) __builtin_prefetch(ahead->y + at, 1);
+    ahead->y += ahead->y_stride;
+  }
+}
 
 #ifdef RF_HAS_AMX
 
@@ -84,17 +111,21 @@ static inline void load_sums(const block_t *block, float (*sums)[32][16]) {
   }
 }
 
+/* Panels are loaded as a stream: in the first-level cache they would take the place of x, which all panels of an item
+ * are multiplied by, and both together do not fit. */
 static void multiply_two_panels(const block_t *block, float (*sums)[32][16]) {
   const uint16_t *x = block->x, *a = block->panels[0], *b = block->panels[1];
   int64_t stride = block->x_stride * 2;
   int two = block->num_rows > 16;
+  ahead_t ahead = block->ahead;
   load_sums(block, sums);
   for (int in = block->begin; in < block->end; in += 32) {
     _tile_loadd(4, x + in, stride);
-    _tile_loadd(6, a + in * 16, 64);
-    _tile_loadd(7, b + in * 16, 64);
+    _tile_stream_loadd(6, a + in * 16, 64);
     _tile_dpbf16ps(0, 4, 6);
+    _tile_stream_loadd(7, b + in * 16, 64);
     _tile_dpbf16ps(1, 4, 7);
+    look_ahead(&ahead);
     if (two) {
       _tile_loadd(5, x + 16 * block->x_stride + in, stride);
       _tile_dpbf16ps(2, 5, 6);
@@ -114,20 +145,22 @@ static void multiply_four_panels(const block_t *block, float (*sums)[32][16]) {
   const uint16_t *x = block->x;
   const uint16_t *a = block->panels[0], *b = block->panels[1], *c = block->panels[2], *d = block->panels[3];
   int64_t stride = block->x_stride * 2;
+  ahead_t ahead = block->ahead;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
   for (int in = block->begin; in < block->end; in += 32) {
     _tile_loadd(4, x + in, stride);
-    _tile_loadd(5, a + in * 16, 64);
+    _tile_stream_loadd(5, a + in * 16, 64);
     _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(6, b + in * 16, 64);
+    _tile_stream_loadd(6, b + in * 16, 64);
     _tile_dpbf16ps(1, 4, 6);
-    _tile_loadd(7, c + in * 16, 64);
+    _tile_stream_loadd(7, c + in * 16, 64);
     _tile_dpbf16ps(2, 4, 7);
-    _tile_loadd(5, d + in * 16, 64);
+    _tile_stream_loadd(5, d + in * 16, 64);
     _tile_dpbf16ps(3, 4, 5);
+    look_ahead(&ahead);
   }
   _tile_stored(0, sums[0][0], 64);
   _tile_stored(1, sums[1][0], 64);
@@ -283,7 +316,38 @@ typedef struct {
   scratch_t *scratch;
   int panel; /* of the item, by order of computing */
   int end_panel;
+  int next_panel; /* of the item that this thread will probably take next; -1 where it is this one's, or none */
 } work_t;
+
+static const uint16_t *packed_panel(const work_t *work, int index) {
+  const rf_linear *linear = work->linear;
+  return linear->packed + (int64_t)panel_at(linear, work->operands->output, index) * 16 * linear->in_features;
+}
+
+/* Of block `index` among `count` that compute the same panels, one after the other: each asks for its part of what lies
+ * at their place in the next item. */
+static ahead_t ahead_of(const work_t *work, int panel, int panels, int index, int count) {
+  ahead_t ahead = {.panel_bytes = 1024 / rf_min(count, 16), .num_panels = work->next_panel < 0 ? 0 : panels};
+  ahead.panel_bytes = rf_round_up(ahead.panel_bytes, 64);
+  int64_t begin = (int64_t)index * ahead.panel_bytes * (work->linear->in_features / 32);
+  if (begin >= (int64_t)work->linear->in_features * 32) ahead.num_panels = 0;
+  for (int i = 0; i < ahead.num_panels; i++) {
+    int next = work->next_panel + panel - work->panel + i;
+    ahead.panels[i] = (const char *)packed_panel(work, rf_min(next, num_panels(work->linear->out_features) - 1)) + begin;
+  }
+  return ahead;
+}
+
+static void ask_for_results(const work_t *work, int row, int num_rows, int panel, ahead_t *ahead) {
+  static const int widths[] = {[RF_STORE] = 64, [RF_STORE_FLOAT] = 128, [RF_ADD] = 128, [RF_SWIGLU] = 32};
+  const rf_operands *operands = work->operands;
+  int size = operands->output == RF_STORE || operands->output == RF_SWIGLU ? 2 : 4;
+  int column = panel_at(work->linear, operands->output, panel) * 16;
+  ahead->y = (const char *)operands->y + (row * operands->y_stride + column) * size;
+  ahead->y_stride = operands->y_stride * size;
+  ahead->y_rows = num_rows;
+  ahead->y_bytes = widths[operands->output];
+}
 
 static block_t block_of(const work_t *work, int row, int num_rows, int panel, int panels) {
   const rf_linear *linear = work->linear;
@@ -295,9 +359,7 @@ static block_t block_of(const work_t *work, int row, int num_rows, int panel, in
       .end = linear->in_features,
   };
   for (int i = 0; i < panels; i++) {
-    int index = rf_min(panel + i, work->end_panel - 1);
-    block.panels[i] =
-        linear->packed + (int64_t)panel_at(linear, work->operands->output, index) * 16 * linear->in_features;
+    block.panels[i] = packed_panel(work, rf_min(panel + i, work->end_panel - 1));
   }
   return block;
 }
@@ -309,6 +371,7 @@ static void few_rows(const work_t *work, int row, int num_rows) {
   begin_shape(num_rows, panels);
   for (int panel = work->panel; panel < work->end_panel; panel += panels) {
     block_t block = block_of(work, row, num_rows, panel, panels);
+    block.ahead = ahead_of(work, panel, panels, 0, 1);
     multiply(&block, sums);
     for (int i = 0; i < panels && panel + i < work->end_panel; i += 2)
       finish(work->linear, work->operands, panel + i, row, num_rows, sums + i);
@@ -328,6 +391,8 @@ static void many_rows(const work_t *work, int row, int num_rows) {
         block_t block = block_of(work, row + 32 * i, 32, panel, 2);
         block.begin = begin;
         block.end = rf_min(begin + step, depth);
+        if (begin == 0) block.ahead = ahead_of(work, panel, 2, i, num_rows / 32);
+        if (block.end == depth) ask_for_results(work, row + 32 * i, 32, panel, &block.ahead);
         multiply(&block, sums);
         if (block.end == depth) finish(work->linear, work->operands, panel, row + 32 * i, 32, sums);
       }
@@ -335,16 +400,40 @@ static void many_rows(const work_t *work, int row, int num_rows) {
   }
 }
 
+/* How a layer is cut: columns of panels by blocks of rows. */
+typedef struct {
+  int panels;
+  int columns;
+  int rows;
+  int num_items;
+} cut_t;
+
+static cut_t cut_items(const rf_linear *linear, int num_rows, int num_members) {
+  int panels = num_panels(linear->out_features), row_blocks = rf_ceil_div(num_rows, RF_ROWS);
+  cut_t cut = {.panels = 4, .rows = rf_round_up(rf_ceil_div(num_rows, row_blocks), 32)};
+  if (num_rows > 32) {
+    /* As many columns as there are members, or a multiple, so that all of them end together. */
+    int columns = rf_round_up(rf_ceil_div(panels, RF_PANELS), num_members);
+    cut.panels = rf_round_up(rf_ceil_div(panels, columns), 2);
+  } else if (rf_ceil_div(panels, 4) % num_members != 0) {
+    cut.panels = 2;
+  }
+  cut.columns = rf_ceil_div(panels, cut.panels);
+  cut.num_items = cut.columns * row_blocks;
+  return cut;
+}
+
 void rf_apply_phase(rf_team *team, int member, int phase, const rf_linear *linear, const rf_operands *operands) {
-  int num_rows = operands->num_rows, panels = num_panels(linear->out_features);
-  int panels_per_item = num_rows <= 32 ? 4 : RF_PANELS;
-  int columns = rf_ceil_div(panels, panels_per_item);
+  if (operands->num_rows < 1) return;
+  int panels = num_panels(linear->out_features), num_members = rf_team_size(team);
+  cut_t cut = cut_items(linear, operands->num_rows, num_members);
   work_t work = {.linear = linear, .operands = operands};
   work.scratch = (scratch_t *)rf_team_scratch(team, member);
-  for (int i; (i = rf_team_claim(team, phase)) < columns * rf_ceil_div(num_rows, RF_ROWS);) {
-    int row = i / columns * RF_ROWS, count = rf_min(RF_ROWS, num_rows - row), whole = count / 32 * 32;
-    work.panel = i % columns * panels_per_item;
-    work.end_panel = rf_min(work.panel + panels_per_item, panels);
+  for (int i; (i = rf_team_claim(team, phase)) < cut.num_items;) {
+    int row = i / cut.columns * cut.rows, count = rf_min(cut.rows, operands->num_rows - row), whole = count / 32 * 32;
+    work.panel = i % cut.columns * cut.panels;
+    work.end_panel = rf_min(work.panel + cut.panels, panels);
+    work.next_panel = i + num_members < cut.num_items ? (i + num_members) % cut.columns * cut.panels : -1;
     if (whole == 32 && count == 32) {
       few_rows(&work, row, 32);
       continue;

@@ -18,8 +18,8 @@ def backend() -> KernelLinearBackend:
     return KernelLinearBackend(kernels)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 32, 33, 100, 256, 289])
-@pytest.mark.parametrize(("out_features", "in_features"), [(96, 160), (100, 32), (7, 64), (144, 3200)])
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 32, 33, 100, 256, 289, 545])
+@pytest.mark.parametrize(("out_features", "in_features"), [(96, 160), (100, 32), (7, 64), (144, 3200), (600, 96)])
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_products_are_exact_and_no_row_depends_on_another(
     backend: KernelLinearBackend, rows: int, out_features: int, in_features: int, with_bias: bool
