@@ -69,6 +69,15 @@ class Console:
             " && getComputedStyle(e).clipPath === 'none').map((e) => e.outerHTML.slice(0, 120))"
         )
 
+    async def cut(self) -> list[str]:
+        """Text in the table of workers that is longer than what holds it shows."""
+        return await self.page.evaluate(
+            "[...document.querySelectorAll('#worker-table :is(td, th, small, b, span)')].filter((e) =>"
+            " getComputedStyle(e).clipPath === 'none' && getComputedStyle(e).overflowX !== 'visible'"
+            " && e.scrollWidth > e.clientWidth + 1"
+            " && e.textContent.trim()).map((e) => e.outerHTML.slice(0, 120))"
+        )
+
 
 @asynccontextmanager
 async def running_console(
@@ -218,8 +227,8 @@ async def test_everything_has_a_name_for_screen_readers(console):
     assert await console.page.evaluate("document.documentElement.lang") == "en"
 
 
-@pytest.mark.parametrize("width", [360, 768, 1280])
-async def test_nothing_sticks_out_at_any_width(chromium, tmp_path, width):
+@pytest.mark.parametrize("width", [360, 768, 1090, 1280, 1300])
+async def test_nothing_sticks_out_or_is_cut_at_any_width(chromium, tmp_path, width):
     names = ("w0", "worker-with-a-name-as-long-as-those-that-clusters-make-up-7f9c64b5d8-x2vlq")
     async with running_console(chromium, tmp_path, names, console_prompts=True) as console:
         await console.page.size(width, 780, mobile=width < 500)
@@ -231,6 +240,7 @@ async def test_nothing_sticks_out_at_any_width(chromium, tmp_path, width):
         await console.page.click("#explain button[type=submit]")
         await console.page.until("document.querySelector('.candidates')")
         assert await console.overflow() == []
+        assert await console.cut() == []
         assert await console.page.evaluate("document.documentElement.scrollWidth") <= width
         await console.picture(f"{width}")
         await console.page.click("#worker-rows button")
