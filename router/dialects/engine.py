@@ -29,7 +29,7 @@ from radixfleet.tokenizer_files import spec_from_archive
 from radixfleet.v1 import inference_pb2, worker_pb2
 from router.dialects.answer import Answer, Names
 from router.dialects.kv_events import KvEvents
-from router.dialects.speaker import State
+from router.dialects.speaker import State, Unreachable
 from router.dialects.words import Words, index_of
 
 POLL_S = 1.0
@@ -245,15 +245,25 @@ class EngineSpeaker:
 
     def _take_start(self, server: Any) -> None:
         """Engines have no incarnations: another start is another one."""
-        started_s = time.time() - server.uptime_seconds
-        if self._started_s is not None and abs(started_s - self._started_s) <= _SAME_START_S:
+        if self._is_same_start(server):
             return
-        self._started_s = started_s
+        self._started_s = time.time() - server.uptime_seconds
         self._incarnation = secrets.randbits(63) + 1
         self._spec_json, self._tokenizer = b"", None
 
+    def _is_same_start(self, server: Any) -> bool:
+        started_s = time.time() - server.uptime_seconds
+        return self._started_s is not None and abs(started_s - self._started_s) <= _SAME_START_S
+
     async def _poll(self, told: Any) -> tuple[bool, worker_pb2.Load]:
-        """Health and load now. `told`: the last load record, which spares the question."""
+        """Health and load now. `told`: the last load record, which spares the question.
+
+        Raises Unreachable for an engine that started again between two polls, which no connection need have shown.
+        """
+        pb = self._words.pb
+        server = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout_s)
+        if not self._is_same_start(server):
+            raise Unreachable("the engine started again")
         healthy = await self._is_healthy()
         if told is not None:
             return healthy, _load(told, self._capacity.kv_tokens)
