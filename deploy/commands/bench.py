@@ -62,8 +62,16 @@ bench.add_command(fleet)
     show_default=True,
     help="With --chunk-sizes: the long prompts' length.",
 )
+@click.option(
+    "--peers",
+    is_flag=False,
+    flag_value="all",
+    metavar="[NAME,...]",
+    help="Instead, compare with other engines on the CPU: vllm, llama.cpp, llama.cpp-quantized, transformers.",
+)
+@click.option("--install", is_flag=True, help="With --peers: install those that are missing, in the cache folder.")
 @json_option
-def engine(
+def engine(  # noqa: PLR0913  an option each
     *,
     runner: Literal["both", "torch", "sim"],
     model: str,
@@ -72,6 +80,8 @@ def engine(
     rounds: int,
     chunk_sizes: str | None,
     prompt_tokens: int,
+    peers: str | None,
+    install: bool,
     as_json: bool,
 ) -> None:
     """Compare overlapped and serial scheduling: the device's idle time between steps, and throughput.
@@ -79,11 +89,25 @@ def engine(
     On torch with a model, and on a simulated GPU with 256 running and 200 waiting requests of 4k tokens. Takes
     about two minutes; the machine should do nothing else.
 
+    With --peers instead: the same prompts on the same weights in one run, in turns with other engines, through the
+    server of each: first with a shared prefix, then without, then one request at a time. They are installed by
+    --install, each in an environment of its own in the cache folder (gigabytes, and minutes to compile). About eight
+    minutes.
+
     \b
     radixfleet bench engine
     radixfleet bench engine --runner sim --rounds 5 --json
     radixfleet bench engine --chunk-sizes 128,256,512,1024,2048
+    radixfleet bench engine --peers --install
+    radixfleet bench engine --peers vllm,llama.cpp --rounds 5 --json
     """
+    if peers is not None:
+        from deploy.commands import bench_peers  # imports torch
+
+        bench_peers.run(peers, model, threads or num_cores(), rounds, install_missing=install, as_json=as_json)
+        return
+    if install:
+        raise click.UsageError("--install installs the engines that --peers compares with: give that, too")
     sizes = _sizes(chunk_sizes) if chunk_sizes is not None else []
     torch_config = _torch_config(model, device, threads or num_cores()) if runner != "sim" or sizes else None
     if torch_config is not None and sizes:

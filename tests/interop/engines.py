@@ -11,23 +11,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from deploy.bench.peers import environments
+
 ENVIRONMENTS = Path.home() / ".cache" / "radixfleet" / "interop"
-_INSTALL_S = 1800.0
 _POLL_S = 0.2
 
 
 def environment(folder: Path, *steps: Sequence[str]) -> Path:
     """The interpreter of an environment in `folder`, made once. `steps`: arguments of `pip install`, in order."""
-    python, stamp = folder / "bin" / "python", folder / "installed.txt"
-    wanted = "\n".join(" ".join(step) for step in steps)
-    if not stamp.exists() or stamp.read_text() != wanted:
-        say(f"installing into {folder}")
-        if not python.exists():
-            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=_INSTALL_S)
-        for step in steps:
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *step], check=True, timeout=_INSTALL_S)
-        stamp.write_text(wanted)
-    return python
+    return environments.environment(folder, *steps, tell=say)
 
 
 @contextmanager

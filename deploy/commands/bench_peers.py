@@ -1,0 +1,123 @@
+"""`radixfleet bench engine --peers`: our engine against others on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from deploy.bench.peers.catalog import PEERS, Peer, Task
+from deploy.bench.peers.clients import WrongAnswer
+from deploy.bench.peers.comparison import OURS, figures
+from deploy.bench.peers.environments import Tell, peers_directory
+from deploy.bench.peers.installation import install, install_command, missing
+from deploy.bench.peers.questions import QUESTIONS, longest
+from deploy.bench.peers.run import Outcome, compare_with_peers
+from deploy.bench.peers.tables import contestants_table, workload_table
+from deploy.machine import num_cores
+from deploy.progress import Progress
+from worker.model.sources import resolve_model
+from worker.runner.devices import choose_dtype, open_device
+
+ALL = "all"
+
+_IDLE_SHARE = 0.05
+
+
+def run(names: str, model: str, threads: int, rounds: int, *, install_missing: bool, as_json: bool) -> None:
+    """Compare, and print. Raises UsageError for a name that is none, or when no peer is installed."""
+    chosen, cache = peer_names(names), peers_directory()
+    console = Console(stderr=True, highlight=False)
+    with Progress(console) as progress:
+        failures = install(missing(chosen, cache), cache, progress) if install_missing else {}
+        absent = [name for name in missing(chosen, cache) if name not in failures]
+        present = [name for name in chosen if name not in failures and name not in absent]
+        if absent:
+            progress(f"not installed: {', '.join(absent)}. This installs:\n    {install_command(absent)}")
+        if not present:
+            raise click.ClickException("there is nobody to compare with" + "".join(f"\n{f}" for f in failures.values()))
+        path = resolve_model(model, progress)
+        task = Task(
+            model=path,
+            dtype=choose_dtype(open_device("cpu"), "auto"),
+            threads=threads,
+            concurrency=max(each.concurrency for each in QUESTIONS),
+            context_tokens=longest(QUESTIONS),
+            cache=cache,
+        )
+        run_dir = Path(tempfile.mkdtemp(prefix="radixfleet-peers-"))
+        progress(f"logs: {run_dir}\n")
+        peers = {name: PEERS[name] for name in present}
+        try:
+            outcome = asyncio.run(_interruptible(peers, task, rounds, run_dir, progress))
+        except WrongAnswer as error:
+            raise click.ClickException(f"{OURS} failed: {error}; its log is in {run_dir}") from error
+    failures |= {each.name: each.failure for each in outcome.contestants if each.failure}
+    if as_json:
+        click.echo(json.dumps(_as_object(outcome, task, failures, absent), indent=2))
+    else:
+        _print(Console(highlight=False), outcome, task, failures)
+
+
+def peer_names(text: str) -> list[str]:
+    """Of `--peers`. Raises BadParameter."""
+    names = list(PEERS) if text == ALL else text.split(",")
+    for name in names:
+        if name not in PEERS:
+            raise click.BadParameter(f"no peer is called {name!r}; there are {', '.join(PEERS)}", param_hint="--peers")
+    return list(dict.fromkeys(names))
+
+
+async def _interruptible(peers: Mapping[str, Peer], task: Task, rounds: int, run_dir: Path, tell: Tell) -> Outcome:
+    """SIGTERM stops all in order, as Ctrl-C does."""
+    current = asyncio.current_task()
+    assert current is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
+    try:
+        return await compare_with_peers(peers, task, QUESTIONS, rounds, run_dir, tell)
+    except asyncio.CancelledError:
+        raise click.exceptions.Abort from None
+
+
+def _print(console: Console, outcome: Outcome, task: Task, failures: Mapping[str, str]) -> None:
+    console.print(
+        f"{task.model.name}, {task.threads} threads each, on {num_cores()} cores, client on the same machine\n"
+    )
+    running = [each for each in outcome.contestants if each.name not in failures]
+    console.print(contestants_table(running))
+    for questions in QUESTIONS:
+        console.print()
+        console.print(workload_table(questions, figures(running, questions)))
+    for name, why in failures.items():
+        console.print(f"\n[red]{name} failed:[/red]", end=" ")
+        console.print(why, markup=False, soft_wrap=True)
+    if outcome.idle_share > _IDLE_SHARE:
+        console.print(f"[yellow]{OURS} took {outcome.idle_share:.0%} of a core with nothing to do[/yellow]")
+
+
+def _as_object(outcome: Outcome, task: Task, failures: Mapping[str, str], absent: Sequence[str]) -> dict[str, Any]:
+    running = [each for each in outcome.contestants if each.name not in failures]
+    return {
+        "model": task.model.name,
+        "threads": task.threads,
+        "cores": num_cores(),
+        "engines": [{"name": each.name, "version": each.title, "weights": each.dtype} for each in running],
+        "workloads": [
+            {
+                **dataclasses.asdict(questions),
+                "figures": [each.as_object() for each in figures(running, questions)],
+            }
+            for questions in QUESTIONS
+        ],
+        "failed": dict(failures),
+        "not_installed": list(absent),
+        "idle_share_of_a_core": outcome.idle_share,
+    }
