@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadtest.callers import Caller, CallFailed, Ended, NewTokens, Placed
 from loadtest.results import Outcome, RunResult
 from loadtest.workloads import Arrival, reusable_tokens
-from radixfleet.answers import Delta, Finished, Started
-from radixfleet.client import Client
-from radixfleet.errors import RadixfleetError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +46,18 @@ def unfit(arrivals: Sequence[Arrival], max_context_tokens: int) -> int:
 
 
 class Driver:
-    """Drives one workload through one client."""
+    """Drives one workload through one caller."""
 
     def __init__(
         self,
-        client: Client,
+        caller: Caller,
         workers: Sequence[str],
         *,
-        model: str = "",
-        timeout_s: float | None = None,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
-        """`client` must not retry. `workers`: ids, in the order in which results count them; others are added."""
-        self._client = client
+        """`workers`: ids, in the order in which results count them; others that are told of are added."""
+        self._caller = caller
         self._places = {worker: place for place, worker in enumerate(workers)}
-        self._model = model
-        self._timeout_s = timeout_s
         self._on_progress = on_progress
         self._gaps: list[float] = []
         self._gap_tokens: list[int] = []
@@ -96,52 +90,47 @@ class Driver:
         return Driven(result, late_s, (time.process_time() - began_cpu_s) / duration_s)
 
     async def _send(self, arrival: Arrival, outcome: Outcome, began_s: float) -> None:
-        token_ids = arrival.token_ids
         self._late.append(max(0.0, time.monotonic() - began_s - arrival.at_s))
         self._sent += 1
         try:
-            await self._follow(arrival, token_ids, outcome, began_s)
-        except RadixfleetError as error:
-            outcome.error = f"{error.code}: {error}"
+            await self._follow(arrival, outcome, began_s)
+        except CallFailed as error:
+            outcome.error = str(error)
             self._failed += 1
         finally:
             outcome.ended_s = time.monotonic() - began_s
             self._ended += 1
             self._on_progress(Progress(self._sent, self._ended, self._failed))
 
-    async def _follow(self, arrival: Arrival, token_ids: np.ndarray, outcome: Outcome, began_s: float) -> None:
-        events = self._client.generate(
-            token_ids,
-            model=self._model,
-            max_new_tokens=arrival.max_new_tokens,
-            ignore_eos=True,
-            temperature=0.0,
-            timeout_s=self._timeout_s,
-        )
+    async def _follow(self, arrival: Arrival, outcome: Outcome, began_s: float) -> None:
         last_s = 0.0
-        async with aclosing(events):
-            async for event in events:
+        async with aclosing(self._caller.call(arrival)) as saying:
+            async for said in saying:
                 now_s = time.monotonic() - began_s
-                if isinstance(event, Started):
-                    self._started(event, outcome)
-                elif isinstance(event, Delta) and event.token_ids:
-                    if outcome.first_token_s is None:
-                        outcome.first_token_s = now_s
-                    else:
-                        self._gaps.append((now_s - last_s) / len(event.token_ids))
-                        self._gap_tokens.append(len(event.token_ids))
-                    last_s = now_s
-                    outcome.output_tokens += len(event.token_ids)
-                elif isinstance(event, Finished) and event.usage is not None:
-                    outcome.first_token_s = now_s if outcome.first_token_s is None else outcome.first_token_s
-                    outcome.output_tokens = event.usage.completion_tokens
-                    outcome.started_s = arrival.at_s + event.usage.queue_s
+                match said:
+                    case Placed():
+                        self._placed(said, outcome)
+                    case NewTokens(count):
+                        if outcome.first_token_s is None:
+                            outcome.first_token_s = now_s
+                        else:
+                            self._gaps.append((now_s - last_s) / count)
+                            self._gap_tokens.append(count)
+                        last_s = now_s
+                        outcome.output_tokens += count
+                    case Ended():
+                        outcome.first_token_s = now_s if outcome.first_token_s is None else outcome.first_token_s
+                        outcome.output_tokens = said.output_tokens
+                        outcome.started_s = None if said.queue_s is None else arrival.at_s + said.queue_s
+                        if said.cached_tokens is not None:
+                            outcome.cached_tokens = said.cached_tokens
 
-    def _started(self, event: Started, outcome: Outcome) -> None:
-        outcome.worker = self._places.setdefault(event.worker_id, len(self._places))
-        outcome.cached_tokens = event.cached_tokens
-        if event.route is not None:
-            outcome.reason = event.route.reason
-            outcome.tries = 1 + event.route.retries
-            outcome.predicted_tokens = event.route.predicted_cached_tokens
-            outcome.reachable_tokens = event.route.reachable_cached_tokens
+    def _placed(self, placed: Placed, outcome: Outcome) -> None:
+        outcome.cached_tokens = placed.cached_tokens
+        if placed.worker_id:
+            outcome.worker = self._places.setdefault(placed.worker_id, len(self._places))
+        if placed.route is not None:
+            outcome.reason = placed.route.reason
+            outcome.tries = 1 + placed.route.retries
+            outcome.predicted_tokens = placed.route.predicted_cached_tokens
+            outcome.reachable_tokens = placed.route.reachable_cached_tokens

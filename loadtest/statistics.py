@@ -169,7 +169,9 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
 
 
 def _since_arrival(outcomes: Sequence[Outcome], moment: str) -> FloatArray:
-    return np.array([getattr(outcome, moment) - outcome.arrived_s for outcome in outcomes], dtype=np.float64)
+    """Without those of which the moment is not known."""
+    moments = ((getattr(outcome, moment), outcome.arrived_s) for outcome in outcomes)
+    return np.array([at_s - arrived_s for at_s, arrived_s in moments if at_s is not None], dtype=np.float64)
 
 
 def _work(outcome: Outcome) -> int:
@@ -179,6 +181,7 @@ def _work(outcome: Outcome) -> int:
 def _shares(result: RunResult, weights: Sequence[tuple[Outcome, int]]) -> tuple[float, ...]:
     totals = [0] * result.num_workers
     for outcome, weight in weights:
-        totals[outcome.worker] += weight
+        if outcome.worker >= 0:
+            totals[outcome.worker] += weight
     whole = sum(totals) or 1
     return tuple(total / whole for total in totals)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local_fleet import FleetSpec, LocalFleet
+from loadtest.callers import Caller, GrpcCaller
 from loadtest.catalog import CATALOG, Size
-from loadtest.driver import Driven, Driver, Progress, unfit
+from loadtest.driver import unfit
 from loadtest.trace import Trace
 from loadtest.workloads import Arrival, scaled
 from radixfleet.client import Client
@@ -106,17 +108,11 @@ async def survey(endpoint: Endpoint, model: str) -> Target:
     return Target(policy, workers, kv_tokens, info.vocab_size, info.max_context_tokens)
 
 
-async def measure(
-    endpoint: Endpoint,
-    target: Target,
-    demand: Demand,
-    arrivals: Sequence[Arrival],
-    on_progress: Callable[[Progress], None],
-) -> Driven:
-    """Send `arrivals` and wait for their ends."""
+@asynccontextmanager
+async def grpc_caller(endpoint: Endpoint, demand: Demand) -> AsyncIterator[Caller]:
+    """What puts the requests to a fleet of ours."""
     async with Client(endpoint, retry=RetryPolicy(retries=0)) as client:
-        driver = Driver(client, target.workers, model=demand.model, timeout_s=demand.timeout_s, on_progress=on_progress)
-        return await driver.drive(target.policy, arrivals)
+        yield GrpcCaller(client, model=demand.model, timeout_s=demand.timeout_s)
 
 
 def simulated_fleet(policy: str, num_workers: int, kv_tokens: int, tell: Callable[[str], None]) -> LocalFleet:

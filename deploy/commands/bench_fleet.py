@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 import psutil
@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, Target, UnfitWorkload, measure, simulated_fleet, survey
+from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, Target, UnfitWorkload, grpc_caller, simulated_fleet, survey
+from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
 from deploy.lab.tables import ratios_table, results_tables
 from deploy.options import endpoint_option, json_option, objective_options, report_option
 from deploy.progress import Progress as Told
+from loadtest.callers import Caller, CallFailed
 from loadtest.catalog import CATALOG
-from loadtest.driver import Driven, Progress
+from loadtest.driver import Driven, Driver, Progress
 from loadtest.report import html_report
 from loadtest.statistics import Objective, Summary, summarize
 from loadtest.trace import TraceError
@@ -31,9 +33,24 @@ from router.policies import POLICY_NAMES
 
 _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, entry in CATALOG.items())
 _BUSY, _LATE_S = 0.8, 0.1
-_SIMULATED_KV_TOKENS = 65_536
+_KV_TOKENS = 65_536
+_VOCAB_SIZE = 30_000
+"""Smaller than that of any model people serve."""
 
 Result = TypeVar("Result")
+Part = TypeVar("Part")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which fleets."""
+
+    simulate: int | None
+    policies: str
+    http_urls: tuple[str, ...]
+    workers: int
+    vocab_size: int
+    kv_tokens: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +68,8 @@ class _Run:
     arrivals: Sequence[Arrival]
     driven: Driven
     router: _Router | None = None
+    tells_cached: bool = True
+    """Otherwise hit rates are not known."""
 
 
 @click.command(epilog=f"{_NAMES}\n\nPolicies: {', '.join(POLICY_NAMES)}.")
@@ -85,11 +104,28 @@ class _Run:
 )
 @click.option("--policy", "policies", default="min_cost,sglang,round_robin", show_default=True, help="With --simulate.")
 @click.option(
+    "--http",
+    "http_urls",
+    multiple=True,
+    metavar="[NAME=]URL",
+    help="Over OpenAI's HTTP, and so any router or engine that takes token ids there; several are asked in turn.",
+)
+@click.option(
+    "--workers", type=click.IntRange(1), default=1, show_default=True, help="With --http: how many there are behind it."
+)
+@click.option(
+    "--vocab-size",
+    type=click.IntRange(2),
+    default=_VOCAB_SIZE,
+    show_default=True,
+    help="With --http: prompts are of token ids below.",
+)
+@click.option(
     "--kv-tokens",
     type=click.IntRange(64),
-    default=_SIMULATED_KV_TOKENS,
+    default=_KV_TOKENS,
     show_default=True,
-    help="With --simulate: size of each KV pool.",
+    help="With --simulate and --http: size of each worker's KV pool.",
 )
 @objective_options
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same requests.")
@@ -99,16 +135,13 @@ class _Run:
 def fleet(
     endpoint: Endpoint,
     *,
-    simulate: int | None,
-    policies: str,
-    kv_tokens: int,
     slo_ttft: float,
     slo_itl: float,
     report: Path | None,
     as_json: bool,
-    **demanded: Any,
+    **given: Any,
 ) -> None:
-    """Load a fleet over gRPC and tell hit rate, latencies and throughput.
+    """Load a fleet over gRPC, or over OpenAI's HTTP, and tell hit rate, latencies and throughput.
 
     Each request is sent at its own time, whatever became of the others, and its times count from then: a fleet that is
     too slow shows it. Prompts are token ids made from a seed, the same for every model; answers go on to their length.
@@ -118,19 +151,19 @@ def fleet(
     radixfleet bench fleet --endpoint 10.0.0.1:7070 --workload chat --rate 20 --report chat.html
     radixfleet bench fleet --workload traffic.jsonl --speed 2 --json
     radixfleet bench fleet --simulate 4 --policy min_cost,round_robin
+    radixfleet bench fleet --http ours=http://10.0.0.1:7072 --http theirs=http://10.0.0.2:30000 --workers 4
+
+    Of --http each has prompts of its own (seed, seed + 1, ...), since the workers behind may be the same, with caches
+    that are warm from the one before. The key of RADIXFLEET_API_KEY is shown to all of them.
     """
-    demand = Demand(**demanded)
-    _refuse_idle_options(
-        () if simulate is None else ("endpoint",), ("policies", "kv_tokens") if simulate is None else ()
-    )
-    names = _policies(policies) if simulate is not None else []
+    demand, asked = _part(Demand, given), _part(_Asked, given)
+    _refuse_idle_options(asked)
     try:
-        if simulate is None:
-            runs = [_interruptible(_measured(endpoint, demand))]
-        else:
-            runs = [_interruptible(_simulated(name, simulate, kv_tokens, demand)) for name in names]
+        runs = [_interruptible(work) for work in _works(asked, endpoint, demand)]
     except (UnfitWorkload, TraceError) as error:
         raise click.UsageError(str(error)) from error
+    except CallFailed as error:
+        raise click.ClickException(str(error)) from error
     except OSError as error:
         raise click.UsageError(f"cannot read the trace: {error}") from error
     summaries = [summarize(run.driven.result, Objective(slo_ttft, slo_itl)) for run in runs]
@@ -142,14 +175,49 @@ def fleet(
         _print(demand, runs, summaries)
 
 
-def _refuse_idle_options(with_simulate: Sequence[str], without_simulate: Sequence[str]) -> None:
+def _part(kind: type[Part], given: dict[str, Any]) -> Part:
+    """The options that are fields of `kind`."""
+    return kind(**{field.name: given[field.name] for field in dataclasses.fields(cast(Any, kind))})
+
+
+def _works(asked: _Asked, endpoint: Endpoint, demand: Demand) -> Iterator[Coroutine[Any, Any, _Run]]:
+    """The runs, to be made one after the other."""
+    if asked.simulate is not None:
+        for name in _policies(asked.policies):
+            yield _simulated(name, asked.simulate, asked.kv_tokens, demand)
+    elif asked.http_urls:
+        for place, fleet in enumerate(_http_fleets(asked.http_urls, endpoint)):
+            yield _over_http(fleet, place, demand, asked)
+    else:
+        yield _measured(endpoint, demand)
+
+
+def _refuse_idle_options(asked: _Asked) -> None:
     """What is given and would not be heeded is a mistake."""
+    simulated, over_http = asked.simulate is not None, bool(asked.http_urls)
     context = click.get_current_context()
     options = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    for names, why in ((with_simulate, "--simulate starts its own fleets"), (without_simulate, "it needs --simulate")):
-        for name in names:
-            if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"{options[name]} does nothing here: {why}")
+    idle: list[tuple[str, str]] = []
+    if simulated:
+        idle += [("endpoint", "--simulate starts its own fleets"), ("http_urls", "--simulate starts its own fleets")]
+    else:
+        idle += [("policies", "it needs --simulate")]
+    if over_http:
+        idle += [("endpoint", "--http says whom to ask")]
+    else:
+        idle += [("workers", "it needs --http"), ("vocab_size", "it needs --http")]
+    if not simulated and not over_http:
+        idle += [("kv_tokens", "it needs --simulate or --http")]
+    for name, why in idle:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{options[name]} does nothing here: {why}")
+
+
+def _http_fleets(urls: Sequence[str], endpoint: Endpoint) -> list[HttpFleet]:
+    try:
+        return [HttpFleet.named(url, endpoint.shown_key() or "") for url in urls]
+    except ValueError as error:
+        raise click.UsageError(f"--http: {error}") from error
 
 
 def _policies(text: str) -> list[str]:
@@ -169,8 +237,29 @@ def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:
 async def _measured(endpoint: Endpoint, demand: Demand) -> _Run:
     target = await survey(endpoint, demand.model)
     arrivals = demand.arrivals(target)
-    with _progress(target.policy, len(arrivals)) as on_progress:
-        return _Run(target, arrivals, await measure(endpoint, target, demand, arrivals, on_progress))
+    async with grpc_caller(endpoint, demand) as caller:
+        return _Run(target, arrivals, await _driven(caller, target.policy, target.workers, arrivals))
+
+
+async def _over_http(fleet: HttpFleet, place: int, demand: Demand, asked: _Asked) -> _Run:
+    target, served = await survey_http(
+        fleet,
+        demand.model,
+        vocab_size=asked.vocab_size,
+        kv_tokens=asked.workers * asked.kv_tokens,
+        num_workers=asked.workers,
+    )
+    own = dataclasses.replace(demand, seed=demand.seed + place)
+    arrivals = own.arrivals(target)
+    async with http_caller(fleet, own, served) as caller:
+        driven = await _driven(caller, target.policy, (), arrivals)
+        return _Run(target, arrivals, driven, tells_cached=caller.told_cached)
+
+
+async def _driven(caller: Caller, name: str, workers: Sequence[str], arrivals: Sequence[Arrival]) -> Driven:
+    """Send everything and wait for every end."""
+    with _progress(name, len(arrivals)) as on_progress:
+        return await Driver(caller, workers, on_progress=on_progress).drive(name, arrivals)
 
 
 async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Demand) -> _Run:
@@ -233,6 +322,8 @@ def _warnings(runs: Sequence[_Run]) -> list[str]:
             )
         if driven.late_s > _LATE_S:
             found.append(f"{name}: 1 % of the requests were sent {1000 * driven.late_s:.0f} ms late or more")
+        if not run.tells_cached:
+            found.append(f"{name} told of no cached tokens (usage.prompt_tokens_details): its hit rate is not known")
         errors = sorted({outcome.error for outcome in driven.result.outcomes if outcome.error})
         found += [f"{name}: {error}" for error in errors[:3]]
     return found

@@ -39,6 +39,31 @@ async def test_on_a_fleet_that_runs(tmp_path):
     assert "Radixfleet load test" in report.read_text()
 
 
+async def test_over_http_side_by_side(tmp_path):
+    report = tmp_path / "report.html"
+    async with running_fleet(2, http_port=0) as fleet:
+        url = f"http://127.0.0.1:{fleet.router.http_port}"
+        served = ("--http", f"first={url}", "--http", f"{url}/v1", "--workers", "2", "--vocab-size", "250")
+        code, out, err = await bench_fleet(*served, *SHORT, "--json", "--report", str(report))
+        alone = await bench_fleet("--http", url, *SHORT, "--model", "none")
+    assert code == 0, err
+    told = json.loads(out)
+    names = [(run["policy"], run["requests"], run["failed"]) for run in told["runs"]]
+    assert names == [("first", 64, 0), (url.removeprefix("http://"), 64, 0)]
+    for run in told["runs"]:
+        assert 0 < run["hit_rate"] <= run["ceiling"]
+        assert run["work_shares"] == [], "HTTP tells of no workers"
+    assert "first" in report.read_text()
+    assert (alone[0], "serves fake-model: name one with --model" in alone[2]) == (2, True)
+
+
+async def test_nobody_there_is_an_error_in_one_line():
+    code, out, err = await bench_fleet("--http", "http://127.0.0.1:9")
+    assert (code, out) == (1, "")
+    assert "lists no models" in err
+    assert "Traceback" not in err
+
+
 async def test_what_the_model_cannot_take_is_refused_with_a_way_out():
     async with running_fleet(1) as fleet:
         code, _, err = await bench_fleet("--endpoint", fleet.router.address, "--lengths", "1000")
@@ -61,6 +86,13 @@ async def test_policies_are_checked_before_anything_starts():
     [
         (("--policy", "sglang"), "--policy does nothing here: it needs --simulate"),
         (("--simulate", "2", "--endpoint", "127.0.0.1:1"), "--endpoint does nothing here"),
+        (("--simulate", "2", "--http", "http://h:1"), "--http does nothing here"),
+        (
+            ("--http", "http://h:1", "--endpoint", "127.0.0.1:1"),
+            "--endpoint does nothing here: --http says whom to ask",
+        ),
+        (("--workers", "2"), "--workers does nothing here: it needs --http"),
+        (("--http", "h:1"), "write http://HOST:PORT, or NAME=http://HOST:PORT; got 'h:1'"),
         (("--report", "/nowhere/report.html"), "cannot write to the folder /nowhere"),
     ],
 )

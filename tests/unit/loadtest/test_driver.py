@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from loadtest.callers import GrpcCaller
 from loadtest.driver import Driver, Progress, unfit
 from loadtest.statistics import Objective, summarize
 from loadtest.tokens import Run, TokenSource
@@ -32,7 +33,7 @@ def arrival(at_s: float = 0.0, prompt: int = 10, answer: int = 3) -> Arrival:
 async def driver(*scripts, on_progress=lambda progress: None, workers=("v", "w")):
     fake = FakeInference(scripts)
     async with serving(fake) as address, Client(address, retry=RetryPolicy(retries=0)) as client:
-        yield fake, Driver(client, workers, on_progress=on_progress)
+        yield fake, Driver(GrpcCaller(client), workers, on_progress=on_progress)
 
 
 async def test_an_outcome_holds_what_the_stream_said():

@@ -1,0 +1,140 @@
+"""Requests over OpenAI's `/v1/completions`, streamed: our router's HTTP port, or anybody's who takes token ids there.
+
+What a server does not tell is not made up: workers have no names here, and the tokens that were cached count where the
+usage names them (`prompt_tokens_details`), which some servers do only when they are asked to at their start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from loadtest.callers import CallFailed, Ended, NewTokens, Placed, Said
+from loadtest.workloads import Arrival
+
+_MAX_ERROR_CHARACTERS = 300
+_LINE_BYTES = 1 << 20
+_OK = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a server says of a model."""
+
+    name: str
+    max_context_tokens: int | None
+    """None: it does not say."""
+
+
+class HttpCaller:
+    """One server. The session must not limit connections."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, *, model: str, timeout_s: float | None = None, key: str = ""
+    ) -> None:
+        """`url`: http://host:port, with or without /v1."""
+        self._session = session
+        self._url = base(url) + "/completions"
+        self._model = model
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._headers = headers(key)
+        self.told_cached = False
+        """Whether any answer named the tokens that were cached."""
+
+    async def call(self, arrival: Arrival) -> AsyncGenerator[Said, None]:
+        """See `loadtest.callers.Caller`."""
+        usage: Mapping[str, Any] = {}
+        counted = 0
+        finished = False
+        async for chunk in self._chunks(self._body(arrival)):
+            if not counted:
+                yield Placed("", 0)
+            usage = chunk.get("usage") or usage
+            choices = chunk.get("choices") or ()
+            finished = finished or any(choice.get("finish_reason") for choice in choices)
+            told = int((chunk.get("usage") or {}).get("completion_tokens") or 0)
+            # Without a running count, a chunk with text is a token: so servers that name no numbers stream.
+            count = told - counted if told else int(any(choice.get("text") for choice in choices))
+            if count > 0:
+                counted += count
+                yield NewTokens(count)
+        if not finished:
+            raise CallFailed(f"UNAVAILABLE: the answer ended after {counted} tokens without a reason")
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        self.told_cached = self.told_cached or cached is not None
+        yield Ended(int(usage.get("completion_tokens") or counted), cached_tokens=int(cached or 0))
+
+    def _body(self, arrival: Arrival) -> bytes:
+        return orjson.dumps(
+            {
+                "model": self._model,
+                "prompt": arrival.token_ids.tolist(),
+                "max_tokens": arrival.max_new_tokens,
+                "temperature": 0.0,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            }
+        )
+
+    async def _chunks(self, body: bytes) -> AsyncGenerator[dict[str, Any], None]:
+        """Raises CallFailed."""
+        try:
+            async with self._session.post(
+                self._url, data=body, headers=self._headers, timeout=self._timeout, read_bufsize=_LINE_BYTES
+            ) as response:
+                if response.status != _OK:
+                    raise CallFailed(f"{response.status}: {_reason(await response.text())}")
+                async for line in response.content:
+                    field, _, data = line.partition(b":")
+                    if field == b"data" and data.strip() != b"[DONE]":
+                        yield _checked(orjson.loads(data))
+        except TimeoutError as error:
+            raise CallFailed("DEADLINE_EXCEEDED: the answer took too long") from error
+        except (aiohttp.ClientError, ValueError) as error:
+            raise CallFailed(f"UNAVAILABLE: {error or type(error).__name__}") from error
+
+
+async def served_models(session: aiohttp.ClientSession, url: str, key: str = "") -> list[ServedModel]:
+    """What a server serves. Raises CallFailed."""
+    try:
+        async with session.get(base(url) + "/models", headers=headers(key)) as response:
+            if response.status != _OK:
+                raise CallFailed(f"{response.status}: {_reason(await response.text())}")
+            listed = orjson.loads(await response.read())["data"]
+            return [ServedModel(str(each["id"]), each.get("max_model_len")) for each in listed]
+    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+        raise CallFailed(f"UNAVAILABLE: {url} lists no models: {error or type(error).__name__}") from error
+
+
+def base(url: str) -> str:
+    """Of OpenAI's API there."""
+    url = url.rstrip("/")
+    return url if url.endswith("/v1") else f"{url}/v1"
+
+
+def headers(key: str) -> dict[str, str]:
+    """Of each request."""
+    return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+
+
+def _checked(chunk: Any) -> dict[str, Any]:
+    if not isinstance(chunk, dict):
+        raise CallFailed("UNAVAILABLE: a chunk of the answer is no object")
+    if error := chunk.get("error"):
+        code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
+        raise CallFailed(f"{str(code or 'error').upper()}: {message}")
+    return chunk
+
+
+def _reason(text: str) -> str:
+    """Why a server refuses, by its error object, or by what it wrote."""
+    try:
+        error = orjson.loads(text)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)[:_MAX_ERROR_CHARACTERS]
+    except (ValueError, KeyError, TypeError):
+        return " ".join(text.split())[:_MAX_ERROR_CHARACTERS]
