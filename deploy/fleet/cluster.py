@@ -15,7 +15,8 @@ from deploy.fleet.ray_store import RayStore
 from deploy.fleet.spec import HEAD, NAMESPACE, SUPERVISOR
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
 
-_ORDER_S = 30.0
+_ORDER_S = 120.0
+"""A supervisor that is being started has much to import, on a machine that may be busy with the workers it starts."""
 _RETRY_S = 0.5
 
 Status = dict[str, Any]

@@ -1,7 +1,8 @@
 """What a fleet on Ray loses when its parts die under load: `python -m tests.ray.chaos` prints the table, and JSON.
 
-A head and three nodes (raylets) in namespaces of their own, three workers on simulated GPUs, one router, a steady load
-in open loop without retries by the client. One thing is broken at a time, and then waited for:
+A head and three nodes (raylets) in namespaces of their own, three workers on simulated GPUs, one router (in one scene
+two), a steady load in open loop without retries by the client (but of two routers it asks the other before the first
+token). One thing is broken at a time, and then waited for:
 
 lost      requests that ended with an error, from the break until all workers are eligible again (and how many of them
           were already streaming; the others had no token yet)
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,10 @@ NUM_WORKERS = 3
 NODE = '{"worker_slot": 2}'
 ORPHAN_S = 10.0
 RECOVERY_S = 180.0
+_LAST_ENDS_S = 300.0
 FLEET = """
 routers:
+  count: ROUTERS
   settings: {port: 7070, metrics_port: 7071, http_port: -1, log_level: warning, max_retries: 1}
 models:
   m:
@@ -85,7 +89,7 @@ class Load:
         """Let what runs end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._reader.join(90)
+        self._reader.join(_LAST_ENDS_S)
         self._process.wait(30)
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -101,7 +105,9 @@ class Load:
     def hit_rate(self, start_s: float, end_s: float) -> float:
         """Of the requests that began then and were answered."""
         rows = [row for row in self.requests if start_s <= row["began_s"] < end_s and row["worker"]]
-        return sum(row["cached_tokens"] for row in rows) / max(1, sum(row["prompt_tokens"] for row in rows))
+        cached: int = sum(row["cached_tokens"] for row in rows)
+        prompt: int = sum(row["prompt_tokens"] for row in rows)
+        return cached / max(1, prompt)
 
 
 @dataclass
@@ -126,15 +132,25 @@ class Stage:
         """All workers of its node."""
         return [each for each in self.order("status")["members"] if each["node_id"] == worker["node_id"]]
 
-    def break_and_wait(self, name: str, breaks: Callable[[], tuple[list[str], list[int]]]) -> Row:
-        """`breaks` returns who is hit (workers that must leave the eligible ones), and which processes must be gone."""
+    def break_and_wait(
+        self,
+        name: str,
+        breaks: Callable[[], tuple[list[str], list[int]]],
+        is_back: Callable[[dict[str, Any]], bool] = lambda status: True,
+    ) -> Row:
+        """`breaks` returns who is hit (workers that must leave the eligible ones), and which processes must be gone.
+
+        `is_back`: what else belongs to full strength, by the fleet's status.
+        """
         before = {each["name"] for each in self.order("status")["members"] if each["kind"] == "worker"}
         start_s = time.monotonic() - self.window_s
         at_s = time.monotonic()
         victims, pids = breaks()
         noticed = self._noticed(name, victims, at_s)
         notice_s = max(noticed) if noticed else None
-        eventually(lambda: self._at_full_strength(notice_s or at_s, len(before)), f"{name}: full strength", RECOVERY_S)
+        eventually(
+            lambda: self._at_full_strength(notice_s or at_s, len(before), is_back), f"{name}: full strength", RECOVERY_S
+        )
         whole = (
             None if notice_s is None else self.load.first_change(notice_s, lambda workers: len(workers) == len(before))
         )
@@ -170,16 +186,17 @@ class Stage:
             return self.load.first_change(at_s, lambda workers: victim not in workers)
 
         try:
-            return [eventually(lambda v=victim: left_out(v), f"{name}: {victim} is left out") for victim in victims]
+            return [eventually(partial(left_out, victim), f"{name}: {victim} is left out") for victim in victims]
         except AssertionError:
             print(f"{name}: {[change for change in self.load.eligible if change[0] > at_s - 5]}", file=sys.stderr)
             raise
 
-    def _at_full_strength(self, since_s: float, count: int) -> bool:
+    def _at_full_strength(self, since_s: float, count: int, is_back: Callable[[dict[str, Any]], bool]) -> bool:
         if len(self.load.eligible_now()) != count or time.monotonic() - since_s < 1.0:
             return False
         status = self.order("status")
-        return bool(status["settled"]) and not any(m["leaving"] or m["restarting"] for m in status["members"])
+        changing = any(member["leaving"] or member["restarting"] for member in status["members"])
+        return bool(status["settled"]) and not changing and is_back(status)
 
 
 # What is broken, each with the name of its line in the table.
@@ -257,7 +274,21 @@ def kill_router(stage: Stage) -> Row:
         stage.host.kill(router["pids"][0])
         return [each["name"] for each in stage.order("status")["members"] if each["kind"] == "worker"], router["pids"]
 
-    return stage.break_and_wait("the router", breaks)
+    return stage.break_and_wait("the only router", breaks)
+
+
+def kill_one_router(stage: Stage) -> Row:
+    """kill -9 of one of two routers: clients ask the other."""
+    router = next(each for each in stage.order("status")["members"] if each["kind"] == "router")
+
+    def breaks() -> tuple[list[str], list[int]]:
+        stage.host.kill(router["pids"][0])
+        return [], router["pids"]
+
+    def is_back(status: dict[str, Any]) -> bool:
+        return any(each["name"] == router["name"] and each["pids"] != router["pids"] for each in status["members"])
+
+    return stage.break_and_wait("one of two routers", breaks, is_back)
 
 
 def kill_supervisor(stage: Stage) -> Row:
@@ -279,22 +310,27 @@ SCENES: dict[str, Callable[[Stage], Row]] = {
     "drain": drain_node,
     "router": kill_router,
     "supervisor": kill_supervisor,
+    "one-router": kill_one_router,
 }
+TWO_ROUTERS = ("one-router",)
+ENDPOINTS = ("127.0.0.1:7070", "127.0.0.1:7080")
 
 
 @contextmanager
-def stage(requests_per_s: float, window_s: float) -> Iterator[Stage]:
+def stage(requests_per_s: float, window_s: float, num_routers: int = 1) -> Iterator[Stage]:
     """Cluster, fleet and load, for as long as the block lasts."""
     files = Path(tempfile.mkdtemp(prefix="rf-", dir="/var/tmp"))
     try:
         shutil.copytree(tiny_model(), files / "model")
-        (files / "fleet.yaml").write_text(FLEET.replace("MODEL", str(files / "model")))
+        text = FLEET.replace("MODEL", str(files / "model")).replace("ROUTERS", str(num_routers))
+        (files / "fleet.yaml").write_text(text)
         with RayHost.start(files) as host:
             host.ray_head("{}")
             for _ in range(NUM_NODES):
                 host.ray_node(NODE)
             host.radixfleet("fleet", "apply", "fleet.yaml", timeout_s=300)
-            with host.console() as order, _loading(host, requests_per_s) as load:
+            pace = ("--requests-per-s", str(requests_per_s))
+            with host.console() as order, loading(host, *ENDPOINTS[:num_routers], *pace) as load:
                 eventually(lambda: len(load.eligible_now()) == NUM_WORKERS, "all workers are eligible", RECOVERY_S)
                 time.sleep(window_s)
                 yield Stage(host, order, load, window_s)
@@ -303,10 +339,11 @@ def stage(requests_per_s: float, window_s: float) -> Iterator[Stage]:
 
 
 @contextmanager
-def _loading(host: RayHost, requests_per_s: float) -> Iterator[Load]:
+def loading(host: RayHost, *options: str) -> Iterator[Load]:
+    """`tests.ray.load` on the host for as long as the block lasts. `options`: endpoints of routers, and the rest."""
     with (host.files / "load.log").open("w") as log:
         process = host.popen(
-            *(sys.executable, "-m", "tests.ray.load", "127.0.0.1:7070", str(requests_per_s)),
+            *(sys.executable, "-m", "tests.ray.load", *options),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -333,12 +370,16 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def run(names: Sequence[str], requests_per_s: float, window_s: float) -> list[Row]:
-    """One scene after the other on one cluster."""
+    """One scene after the other on one cluster, those with two routers on another."""
     rows = []
-    with stage(requests_per_s, window_s) as current:
-        for name in names:
-            rows.append(SCENES[name](current))
-            print(f"{rows[-1]}", file=sys.stderr, flush=True)
+    for num_routers in (1, 2):
+        scenes = [name for name in names if (name in TWO_ROUTERS) == (num_routers == 2)]
+        if not scenes:
+            continue
+        with stage(requests_per_s, window_s, num_routers) as current:
+            for name in scenes:
+                rows.append(SCENES[name](current))
+                print(f"{rows[-1]}", file=sys.stderr, flush=True)
     return rows
 
 

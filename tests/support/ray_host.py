@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ class RayHost:
     holder: subprocess.Popen[str]
     init_pid: int
     files: Path
+    more_environment: dict[str, str] = field(default_factory=dict)
+    """For all commands from now on."""
 
     @classmethod
     @contextmanager
@@ -122,23 +124,44 @@ class RayHost:
         """The command, as a user of the host runs it."""
         return self.run(sys.executable, "-m", "deploy.cli", *arguments, **options)
 
-    def ray_head(self, resources: str) -> None:
-        """Start Ray's head, without what a test does not need, and quick to notice what dies."""
-        self._ray_start("--head", "--include-dashboard=false", f"--temp-dir={self.files}/r", f"--resources={resources}")
+    def ray_head(self, resources: str, *, autoscaling_config: Path | None = None) -> None:
+        """Start Ray's head, without what a test does not need, and quick to notice what dies.
+
+        `autoscaling_config`: a cluster file, by which Ray's autoscaler launches and ends nodes.
+        """
+        options = ["--head", "--include-dashboard=false", f"--temp-dir={self.files}/r", f"--resources={resources}"]
+        if autoscaling_config is not None:
+            options += ["--num-cpus=1", f"--autoscaling-config={autoscaling_config}"]
+        self._ray_start(*options)
 
     def ray_node(self, resources: str) -> None:
         """Start a further Ray node on the same host."""
         self._ray_start("--address=127.0.0.1:6379", f"--resources={resources}")
 
-    def _ray_start(self, *options: str) -> None:
+    def ray_head_again(self, resources: str) -> None:
+        """Start a head in the place of one that was killed, beside the nodes that still run."""
+        self._ray_start("--head", "--include-dashboard=false", f"--resources={resources}", attempts=1)
+
+    def redis(self, port: int) -> None:
+        """Start a Redis there, in which Ray's heads keep what they know from now on."""
+        log = self.files / "redis.log"
+        options = ("--port", str(port), "--dir", str(self.files), "--logfile", str(log), "--appendonly", "yes")
+        self.run("redis-server", "--bind", "127.0.0.1", "--daemonize", "yes", *options)
+        self.more_environment["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{port}"
+        eventually(
+            lambda: self.run("redis-cli", "-p", str(port), "ping", check=False).stdout.strip() == "PONG",
+            "redis answers",
+        )
+
+    def _ray_start(self, *options: str, attempts: int = _STARTS) -> None:
         """A raylet gives its helpers 15 s to start, whatever else the machine has to do: so try again."""
         command = (str(BIN / "ray"), "start", "--object-store-memory=80000000", "--disable-usage-stats", *options)
-        for _ in range(_STARTS):
+        for attempt in range(attempts):
             # Ray's processes outlive the command and would hold its pipes open.
             with (self.files / "ray-start.log").open("w") as log:
                 if self.popen(*command, stdout=log, stderr=log).wait(120) == 0:
                     return
-            if "--head" in options:
+            if "--head" in options and attempt + 1 < attempts:
                 self.run(str(BIN / "ray"), "stop", "--force", check=False)
         raise AssertionError((self.files / "ray-start.log").read_text())
 
@@ -152,9 +175,11 @@ class RayHost:
         assert process.stdin is not None
         assert process.stdout is not None
 
+        answers = process.stdout
+
         def order(method: str, *arguments: object, **options: object) -> Any:
             print(json.dumps([method, arguments, options]), file=process.stdin, flush=True)
-            for line in process.stdout:
+            for line in answers:
                 word, _, answer = line.partition(" ")
                 if word == "ANSWER":  # Ray has its own things to say
                     return json.loads(answer)
@@ -201,18 +226,21 @@ class RayHost:
             "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            "RAY_FAKE_CLUSTER": "1",  # nodes of an autoscaler are further raylets of this host
+            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             # A raylet that is gone is noticed within two seconds, not ten.
             "RAY_health_check_initial_delay_ms": "1000",
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_timeout_ms": "1000",
             "RAY_health_check_failure_threshold": "3",
+            **self.more_environment,
         }
 
     def _enter(self, command: Sequence[str]) -> list[str]:
         return ["nsenter", "-t", str(self.init_pid), "-n", "-p", "-m", f"--wd={self.files}", "--", *command]
 
 
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
     """The first true value of `condition()`. AssertionError when there is none in time. Blocks."""
     deadline_s = time.monotonic() + timeout_s
     while True:
