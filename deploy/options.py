@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from deploy.endpoints import DEFAULT_ENDPOINT, DEFAULT_PORT, Command, endpoint_option
+from deploy.numbers import Number
 
 __all__ = ["DEFAULT_ENDPOINT", "DEFAULT_PORT", "endpoint_option", "json_option", "to_arguments"]
 
@@ -38,14 +39,14 @@ def objective_options(command: Command) -> Command:
     """Adds `--slo-ttft` and `--slo-itl`: what a request must keep to count as good, in seconds."""
     within = click.option(
         "--slo-ttft",
-        type=click.FloatRange(0),
+        type=Number(0),
         default=1.0,
         show_default=True,
         help="A good request has its first token within so many seconds,",
     )
     apart = click.option(
         "--slo-itl",
-        type=click.FloatRange(0),
+        type=Number(0),
         default=0.05,
         show_default=True,
         help="and the others so many seconds apart on average.",

@@ -9,16 +9,17 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from deploy.numbers import Number
 from radixfleet.compose import RequestOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SAMPLING = (
     click.option("--max-new-tokens", type=int, help="At most this many tokens; default: the worker's."),
-    click.option("--temperature", type=float, help="0 is greedy; default 1."),
-    click.option("--top-p", type=float, help="Keep the smallest set of tokens with this much probability."),
+    click.option("--temperature", type=Number(), help="0 is greedy; default 1."),
+    click.option("--top-p", type=Number(), help="Keep the smallest set of tokens with this much probability."),
     click.option("--top-k", type=int, help="Keep the k most likely tokens."),
-    click.option("--min-p", type=float, help="Keep tokens at least this likely, relative to the likeliest."),
+    click.option("--min-p", type=Number(), help="Keep tokens at least this likely, relative to the likeliest."),
     click.option(
         "--seed",
         type=int,
@@ -26,9 +27,9 @@ _SAMPLING = (
     ),
     click.option("--stop", multiple=True, help="Text that ends the answer; may be given several times."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
-    click.option("--frequency-penalty", type=float, help="Discourage tokens for each time they came; -2 to 2."),
-    click.option("--presence-penalty", type=float, help="Discourage tokens that came already; -2 to 2."),
-    click.option("--repetition-penalty", type=float, help="Above 1, discourage tokens of prompt and answer."),
+    click.option("--frequency-penalty", type=Number(), help="Discourage tokens for each time they came; -2 to 2."),
+    click.option("--presence-penalty", type=Number(), help="Discourage tokens that came already; -2 to 2."),
+    click.option("--repetition-penalty", type=Number(), help="Above 1, discourage tokens of prompt and answer."),
     click.option(
         "--logit-bias",
         multiple=True,

@@ -19,6 +19,7 @@ from rich.progress import Progress as ProgressBar
 from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, Target, UnfitWorkload, grpc_caller, simulated_fleet, survey
 from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
 from deploy.lab.tables import ratios_table, results_tables
+from deploy.numbers import Number
 from deploy.options import endpoint_option, json_option, objective_options, report_option
 from deploy.progress import Progress as Told
 from loadtest.callers import Caller, CallFailed
@@ -81,21 +82,19 @@ class _Run:
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     help=f"Requests a second; default: {RATE_OF_A_WORKER:g} a worker, and a trace's own.",
 )
-@click.option(
-    "--speed", type=click.FloatRange(0, min_open=True), default=1.0, help="Replay a trace so many times as fast."
-)
+@click.option("--speed", type=Number(0, min_open=True), default=1.0, help="Replay a trace so many times as fast.")
 @click.option(
     "--lengths",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=1.0,
     show_default=True,
     help="Make prompts and answers so many times as long; 0.1 suits a model on a laptop.",
 )
 @click.option("--model", default="", help="Which model; default: the only one served.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), help="Deadline of each request, in s.")
+@click.option("--timeout", "timeout_s", type=Number(0, min_open=True), help="Deadline of each request, in s.")
 @click.option(
     "--simulate",
     type=click.IntRange(1, 64),

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.devices import find_device
+from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.plan_report import as_object, print_report
 from deploy.planning import Wanted, find_shape, fits
@@ -31,7 +32,7 @@ _AS = "With --plan, as for a worker."
 @click.option("--device-memory", metavar="SIZE", help="As for a worker: 8GiB, say.")
 @click.option("--plan", is_flag=True, help="Plan a model's memory on a device, having neither.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="bfloat16", show_default=True, help="With --plan.")
-@click.option("--mem-fraction-static", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=0.9, help=_AS)
+@click.option("--mem-fraction-static", type=Number(0, 1, min_open=True, max_open=True), default=0.9, help=_AS)
 @click.option("--page-size", type=click.IntRange(1, 64), default=16, help=_AS)
 @click.option("--context-length", type=click.IntRange(2), help=_AS)
 @click.option("--chunked-prefill-size", type=click.IntRange(1), help=_AS)

@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from deploy.fleet.spec import EXAMPLE, read_spec
+from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.progress import Progress
 
@@ -38,7 +39,7 @@ def _address_option(command: Command) -> Command:
 def _wait_options(command: Command) -> Command:
     command = click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is done.")(command)
     return click.option(
-        "--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="... so many s."
+        "--timeout", "timeout_s", type=Number(0), default=600.0, show_default=True, help="... so many s."
     )(command)
 
 
@@ -189,9 +190,7 @@ def restart(names: tuple[str, ...], address: str, timeout_s: float, *, wait: boo
 
 @fleet.command()
 @click.option("--now", is_flag=True, help="Do not drain: what runs is cut.")
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Wait so many s."
-)
+@click.option("--timeout", "timeout_s", type=Number(0), default=600.0, show_default=True, help="Wait so many s.")
 @_address_option
 def down(address: str, timeout_s: float, *, now: bool) -> int:
     """End the fleet: workers are drained, then routers; then the supervisor goes. The Ray cluster stays up."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from deploy.numbers import Number
 from deploy.options import endpoint_option, json_option
 from deploy.prompts import given, prompt_options, read_prompt, sampling_options, write_text
 from radixfleet.answers import Choice, Completion
@@ -23,7 +24,7 @@ from radixfleet.endpoint import Endpoint
 @click.option("--n", type=int, help="So many completions of the prompt, which is computed once.")
 @click.option("--logprobs", type=int, help="Show each token's log probability, and so many of the likeliest.")
 @click.option("--request-id", help="Your name for the request, for logs.")
-@click.option("--timeout", "timeout_s", type=float, help="Seconds for the whole request.")
+@click.option("--timeout", "timeout_s", type=Number(0, min_open=True), help="Seconds for the whole request.")
 @json_option
 @endpoint_option
 def generate(

@@ -16,6 +16,7 @@ from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
 from deploy.lab.presets import PRESETS
 from deploy.lab.simulation import prepare
 from deploy.lab.tables import results_tables
+from deploy.numbers import Number
 from deploy.options import Several, json_option, objective_options, report_option
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
@@ -40,15 +41,15 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
     type=click.IntRange(min=1),
     help=f"About so many; default: {DEFAULT_REQUESTS}, and all of a trace.",
 )
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Requests a second; default: by --load.")
+@click.option("--rate", type=Number(0, min_open=True), help="Requests a second; default: by --load.")
 @click.option(
     "--load",
-    type=click.FloatRange(0, min_open=True),
+    type=Number(0, min_open=True),
     default=0.7,
     show_default=True,
     help="Rate as a share of what the fleet could take with perfect caching. Not for traces.",
 )
-@click.option("--speed", type=click.FloatRange(0, min_open=True), help="Replay a trace so many times as fast.")
+@click.option("--speed", type=Number(0, min_open=True), help="Replay a trace so many times as fast.")
 @click.option(
     "--id-tokens",
     type=click.IntRange(min=1),
@@ -76,7 +77,7 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
 @click.option(
     "--report-delay",
     "report_delay_s",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=0.1,
     show_default=True,
     help="Seconds by which a worker's reports are late.",

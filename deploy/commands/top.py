@@ -10,6 +10,7 @@ import sys
 import click
 from rich.console import Console
 
+from deploy.numbers import Number
 from deploy.options import endpoint_option, json_option
 from deploy.top.app import Top, has_terminal
 from deploy.top.screen import Frame, once
@@ -29,7 +30,7 @@ _PIPE_WIDTH = 120
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.2, 3600.0),
+    type=Number(0.2, 3600.0),
     default=1.0,
     show_default=True,
     help="Seconds between two looks.",
