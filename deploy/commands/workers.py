@@ -1,4 +1,4 @@
-"""`radixfleet workers`: the fleet as its router sees it."""
+"""`radixfleet workers`: the fleet as its router sees it, and one worker taken out of it and put back."""
 
 from __future__ import annotations
 
@@ -7,25 +7,37 @@ import dataclasses
 import json
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
+from deploy.numbers import Number
 from deploy.options import endpoint_option, json_option
 from deploy.tables import pools_table, workers_table
-from radixfleet.answers import WorkerEntry
+from radixfleet.answers import DrainOutcome, WorkerEntry
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
 @json_option
 @endpoint_option
-def workers(endpoint: Endpoint, *, as_json: bool) -> None:
+@click.pass_context
+def workers(context: click.Context, endpoint: Endpoint, *, as_json: bool) -> None:
     """List the workers that a router knows: their state, load, cache and memory pools.
 
     \b
     radixfleet workers
     radixfleet workers --json | jq '.workers[].load'
+
+    One of them can be emptied, for maintenance, and put back to work. A fleet with an admin token asks for it.
+
+    \b
+    radixfleet workers drain worker-0 --api-key @admin-token
+    radixfleet workers resume worker-0 --api-key @admin-token
     """
+    if context.invoked_subcommand is not None:
+        _refuse_options_before(context)
+        return
     entries = asyncio.run(_workers(endpoint))
     if as_json:
         click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in entries]}))
@@ -42,6 +54,68 @@ def workers(endpoint: Endpoint, *, as_json: bool) -> None:
             console.print(f"\n[yellow]{entry.worker_id}: {advice}[/yellow]", soft_wrap=True)
 
 
+@workers.command()
+@click.argument("worker_id", metavar="WORKER")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=Number(0),
+    metavar="SECONDS",
+    help="Abort what still runs after so many seconds; default: the worker's --drain-grace-s.",
+)
+@json_option
+@endpoint_option
+def drain(worker_id: str, grace_s: float | None, endpoint: Endpoint, *, as_json: bool) -> None:
+    """Send WORKER nothing new, and wait until it is empty. It serves nothing until it is resumed.
+
+    \b
+    radixfleet workers drain worker-0
+    radixfleet workers drain worker-0 --grace 30 --json | jq .aborted_requests
+
+    Interrupted, the command stops waiting; the worker still gets nothing new until it is resumed.
+    """
+    if not as_json:
+        click.echo(f"draining {worker_id}: it gets nothing new; waiting for what it runs", err=True)
+    outcome = asyncio.run(_drain(endpoint, worker_id, grace_s))
+    if as_json:
+        click.echo(json.dumps({"worker": worker_id, **dataclasses.asdict(outcome)}))
+        return
+    counts = f"{outcome.finished_requests} requests finished, {outcome.aborted_requests} were aborted"
+    click.echo(f"{worker_id} is empty: {counts}. Back to work: radixfleet workers resume {worker_id}")
+
+
+@workers.command()
+@click.argument("worker_id", metavar="WORKER")
+@endpoint_option
+def resume(worker_id: str, endpoint: Endpoint) -> None:
+    """Put WORKER, drained or still draining, back to work.
+
+    \b
+    radixfleet workers resume worker-0
+    """
+    asyncio.run(_resume(endpoint, worker_id))
+    click.echo(f"{worker_id} serves again")
+
+
+def _refuse_options_before(context: click.Context) -> None:
+    """An endpoint in front of the subcommand would be another than the subcommand's own, without a word."""
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option, command = parameter.opts[0], context.invoked_subcommand
+            raise click.UsageError(f"give {option} behind {command}: radixfleet workers {command} WORKER {option} ...")
+
+
 async def _workers(endpoint: Endpoint) -> list[WorkerEntry]:
     async with Client(endpoint) as client:
         return await client.list_workers()
+
+
+async def _drain(endpoint: Endpoint, worker_id: str, grace_s: float | None) -> DrainOutcome:
+    async with Client(endpoint) as client:
+        return await client.drain(worker_id, grace_s=grace_s)
+
+
+async def _resume(endpoint: Endpoint, worker_id: str) -> None:
+    async with Client(endpoint) as client:
+        await client.resume(worker_id)

@@ -1,0 +1,125 @@
+"""`radixfleet workers drain` and `resume`, against a router that writes down what it is asked."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from deploy import cli
+from radixfleet.channel import listen, make_server
+from radixfleet.errors import PermissionDenied, UnknownWorker
+from radixfleet.v1 import fleet_pb2_grpc, worker_pb2
+
+
+class FakeFleet(fleet_pb2_grpc.FleetServicer):
+    """Knows worker w1 and, where it is guarded, one key."""
+
+    def __init__(self) -> None:
+        self.key: str | None = None
+        self.drained: list[tuple[str, float | None]] = []
+        self.resumed: list[str] = []
+
+    async def Drain(self, request, context):
+        self._check(request.worker_id, context)
+        self.drained.append((request.worker_id, request.grace_s if request.HasField("grace_s") else None))
+        return worker_pb2.DrainResponse(finished_requests=2, aborted_requests=1)
+
+    async def Resume(self, request, context):
+        self._check(request.worker_id, context)
+        self.resumed.append(request.worker_id)
+        return worker_pb2.ResumeResponse()
+
+    def _check(self, worker_id, context):
+        sent = dict(context.invocation_metadata()).get("authorization")
+        if self.key is not None and sent != f"Bearer {self.key}":
+            raise PermissionDenied("only an operator may do this: call with the admin token")
+        if worker_id != "w1":
+            raise UnknownWorker(f"no worker {worker_id}")
+
+
+@pytest.fixture
+def fleet() -> Iterator[tuple[FakeFleet, str]]:
+    """The fake and its address. It is served by a thread of its own: the command runs its own event loop in ours."""
+    fake, loop = FakeFleet(), asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    async def start():
+        server, _ = await make_server(["radixfleet.v1.Fleet"])
+        fleet_pb2_grpc.add_FleetServicer_to_server(fake, server)
+        port = listen(server, "127.0.0.1", 0)
+        await server.start()
+        return server, f"127.0.0.1:{port}"
+
+    server, address = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    yield fake, address
+    asyncio.run_coroutine_threadsafe(server.stop(None), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def radixfleet(monkeypatch, capsys):
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["radixfleet", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def test_a_worker_is_drained_and_resumed(radixfleet, fleet):
+    """Behaviour 54, from the command line."""
+    fake, address = fleet
+    code, out, err = radixfleet("workers", "drain", "w1", "--grace", "2.5", "--endpoint", address)
+    assert (code, fake.drained) == (0, [("w1", 2.5)])
+    assert "draining w1" in err
+    assert "2 requests finished, 1 were aborted" in out
+    assert "radixfleet workers resume w1" in out
+    code, out, _ = radixfleet("workers", "resume", "w1", "--endpoint", address)
+    assert (code, fake.resumed, out) == (0, ["w1"], "w1 serves again\n")
+
+
+def test_a_script_gets_one_object_and_the_workers_own_grace(radixfleet, fleet):
+    fake, address = fleet
+    code, out, err = radixfleet("workers", "drain", "w1", "--json", "--endpoint", address)
+    assert (code, err, fake.drained) == (0, "", [("w1", None)])
+    assert json.loads(out) == {"worker": "w1", "finished_requests": 2, "aborted_requests": 1}
+
+
+@pytest.mark.parametrize("command", ["drain", "resume"])
+def test_a_guarded_fleet_asks_for_the_admin_token(radixfleet, fleet, tmp_path, command):
+    fake, address = fleet
+    fake.key = "a-token"
+    code, _, err = radixfleet("workers", command, "w1", "--endpoint", address)
+    assert (code, fake.drained, fake.resumed) == (4, [], [])
+    assert "admin token" in err
+    token = tmp_path / "token"
+    token.write_text("a-token\n")
+    code, _, _ = radixfleet("workers", command, "w1", "--api-key", f"@{token}", "--endpoint", address)
+    assert code == 0
+
+
+@pytest.mark.parametrize("command", ["drain", "resume"])
+def test_a_worker_that_nobody_knows_is_refused_by_name(radixfleet, fleet, command):
+    code, _, err = radixfleet("workers", command, "w-1", "--endpoint", fleet[1])
+    assert code == 4
+    assert "no worker w-1" in err
+
+
+def test_an_endpoint_in_front_of_the_subcommand_is_not_lost_in_silence(radixfleet, fleet):
+    fake, address = fleet
+    code, _, err = radixfleet("workers", "--endpoint", address, "drain", "w1")
+    assert (code, fake.drained) == (2, [])
+    assert "give --endpoint behind drain" in err
+
+
+def test_a_grace_that_is_no_time_is_refused(radixfleet, fleet):
+    for grace in ("nan", "-1", "inf"):
+        assert radixfleet("workers", "drain", "w1", "--grace", grace, "--endpoint", fleet[1])[0] == 2
+    assert fleet[0].drained == []
