@@ -16,12 +16,22 @@ from radixfleet.settings import format_bytes
 from worker.memory.plan import chunked_prefill_size_for
 from worker.model.configuration import ModelConfig, load_config
 from worker.model.linear import choose_linear_backend
+from worker.model.shapes import KNOWN_SHAPES
+from worker.runner.attention.backends import AttentionNeeds, choose_attention
 from worker.runner.devices import choose_dtype, open_device, usable_memory
 from worker.runner.kernels.compiler import KernelsUnavailable
 from worker.runner.kernels.library import Kernels
 
 _PACKAGES = ("radixfleet", "torch", "grpcio", "protobuf", "tokenizers", "numpy")
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "neon", "bf16")
+_USUAL = "llama-3.1-8b"
+"""Whose attention stands for that of a model that was not named: heads of 128 elements."""
+_FASTER_ATTENTION = {
+    "triton": "a FlashAttention package that reads KV pages in place is faster: pip install vllm-flash-attn",
+    "flash": "here K and V are gathered for it in each step: pip install 'radixfleet[gpu]' for Triton, which needs not",
+    "sdpa": "expect a fraction of the GPU's speed: pip install 'radixfleet[gpu]' for Triton",
+}
+"""What to install, by the backend that is taken while another was passed by."""
 _SMALL_POOL_REQUESTS = 4
 """A KV pool for fewer requests of full length than this is worth a word."""
 
@@ -44,6 +54,7 @@ def inspect(model: Path | None, device_name: str, device_memory: int | None) -> 
     findings += [
         Finding("device", f"{device}, {format_bytes(memory)} for one worker"),
         _dtype(device, dtype),
+        *_attention(load_config(model) if model is not None else None, device, dtype),
         Finding("chunk", f"chunked_prefill_size {chunked_prefill_size_for(memory)} by default"),
     ]
     if model is not None:
@@ -122,6 +133,17 @@ def _dtype(device: torch.device, dtype: torch.dtype) -> Finding:
     slow = device.type == "cpu" and dtype == torch.float32
     advice = "this CPU has no fast bfloat16: expect a third of the speed of one with AVX512-BF16 or AMX" if slow else ""
     return Finding("dtype", f"{name}, linear layers by {choose_linear_backend(device, dtype).name}", advice)
+
+
+def _attention(config: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> list[Finding]:
+    """Which backend `--attention auto` takes on a GPU, and why not a faster one; `_compiler` says it for a CPU."""
+    if device.type == "cpu":
+        return []
+    shape = config or KNOWN_SHAPES[_USUAL].config
+    backend, passed_by = choose_attention("auto", None, AttentionNeeds(shape, device, dtype, page_size=16))
+    reasons = "; ".join(f"not {name}: {why}" for name, why in passed_by.items())
+    fact = f"{backend.name}, for heads of {shape.head_dim} in pages of 16{f' ({reasons})' if reasons else ''}"
+    return [Finding("attention", fact, _FASTER_ATTENTION.get(backend.name, "") if passed_by else "")]
 
 
 def _model(config: ModelConfig, path: Path, dtype: torch.dtype, memory: int) -> list[Finding]:

@@ -75,15 +75,24 @@ class _Unavailable(Exception):
 
 
 def make_attention_backend(name: AttentionName, kernels: Kernels | None, needs: AttentionNeeds) -> AttentionBackend:
-    """The attention of a model: by `kernels`, where `open_kernels` gave any.
+    """As `choose_attention`; on a GPU, logs one line about it."""
+    backend, passed_by = choose_attention(name, kernels, needs)
+    if needs.device.type != "cpu":
+        _log.info("attention", backend=backend.name, passed_by=passed_by, deterministic=needs.deterministic)
+    return backend
 
-    On a GPU, logs one line: which it is, and why not those before it in auto's order. Raises DeviceError where the
-    setting names one that cannot be had.
+
+def choose_attention(
+    name: AttentionName, kernels: Kernels | None, needs: AttentionNeeds
+) -> tuple[AttentionBackend, dict[str, str]]:
+    """The attention of a model (by `kernels`, where there are any), and why not those before it in auto's order.
+
+    Raises DeviceError where the setting names one that cannot be had.
     """
     if kernels is not None:
-        return CpuBackend(kernels, needs.config)
+        return CpuBackend(kernels, needs.config), {}
     if needs.device.type == "cpu" and name == "auto":
-        return _make_sdpa(needs)
+        return _make_sdpa(needs), {}
     passed_by: dict[str, str] = {}
     for each in _order(needs) if name == "auto" else (name,):
         try:
@@ -91,9 +100,7 @@ def make_attention_backend(name: AttentionName, kernels: Kernels | None, needs: 
         except _Unavailable as error:
             passed_by[each] = str(error)
         else:
-            if needs.device.type != "cpu":
-                _log.info("attention", backend=backend.name, passed_by=passed_by, deterministic=needs.deterministic)
-            return backend
+            return backend, passed_by
     raise DeviceError(f"--attention {name} does not work here: {passed_by[name]}. Use auto")
 
 

@@ -1,0 +1,36 @@
+"""What `radixfleet doctor` says of a device."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from deploy.inspection import _attention
+from worker.runner.attention import backends
+from worker.runner.attention.flash import find_flash
+
+
+def _absent(name: str) -> object:
+    raise ModuleNotFoundError(f"No module named {name!r}")
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU as far as the choice of a backend looks at it, and no FlashAttention beside it."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
+    monkeypatch.setattr(backends, "find_flash", partial(find_flash, load=_absent))
+    return torch.device("cuda")
+
+
+def test_a_gpu_is_told_its_attention_and_why_no_faster_one(hopper: torch.device) -> None:
+    (finding,) = _attention(None, hopper, torch.bfloat16)
+    assert finding.topic == "attention"
+    assert finding.fact.startswith("triton, for heads of 128 in pages of 16")
+    assert "No module named" in finding.fact
+    assert "pip install" in finding.advice
+
+
+def test_on_a_cpu_the_kernels_say_it() -> None:
+    assert _attention(None, torch.device("cpu"), torch.float32) == []
