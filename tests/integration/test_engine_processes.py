@@ -53,7 +53,7 @@ class History:
 
     async def until(self, condition: Callable[[StateChange], bool]) -> StateChange:
         """The first change of which something is true, from the beginning."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 for change in self.changes:
                     if condition(change):
@@ -83,7 +83,7 @@ async def serving(config: EngineConfig = CONFIG) -> AsyncIterator[ProcessEngine]
     pids = engine.child_pids
     assert len(pids) == 2
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await engine.ready()
         yield engine
     finally:
@@ -96,7 +96,7 @@ async def serving(config: EngineConfig = CONFIG) -> AsyncIterator[ProcessEngine]
 
 async def read(stream: RequestStream) -> tuple[list[int], FinishReason | None]:
     tokens: list[int] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         async for progress in stream:
             tokens += progress.token_ids
             if progress.ended is not None:
@@ -107,7 +107,7 @@ async def read(stream: RequestStream) -> tuple[list[int], FinishReason | None]:
 async def start_long(engine: ProcessEngine) -> RequestStream:
     """A request that runs, and has its first token."""
     stream = engine.submit(submit(engine.next_uid(), 6, max_new_tokens=LONG))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not (await anext(stream)).token_ids:
             pass
     return stream
@@ -271,7 +271,7 @@ async def test_a_model_that_cannot_be_loaded_fails_once_with_the_advice() -> Non
     history = History(engine)
     await engine.start()
     pids = engine.child_pids
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(EngineLoadError, match="kv_tokens 17 is not a multiple of page_size 16"):
             await engine.ready()
     assert history.statuses == [WorkerStatus.FAILED]
@@ -285,7 +285,7 @@ async def test_a_process_that_dies_while_it_loads_is_an_error_and_not_a_loop() -
     engine = ProcessEngine(msgspec.structs.replace(CONFIG, runner=runner))
     await engine.start()
     os.kill(engine.child_pids[1], signal.SIGKILL)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(EngineLoadError, match="runner was killed by SIGKILL while it loaded"):
             await engine.ready()
     assert engine.child_pids == ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 
 import pytest
@@ -101,10 +100,9 @@ async def test_a_slow_reader_is_held_back_and_others_are_not() -> None:
         await until(lambda: worker.calls and worker.calls[0].tokens_sent, "it flows")
         sent = await settled(lambda: worker.calls[0].tokens_sent)
         assert sent * TEXT_BYTES < MAX_BYTES_IN_FLIGHT
-        began_s = time.monotonic()
-        for _ in range(10):
-            assert (await post(fleet.router.http_port, CHAT, HI)).status == 200
-        assert time.monotonic() - began_s < 5.0
+        async with asyncio.timeout(60):
+            for _ in range(10):
+                assert (await post(fleet.router.http_port, CHAT, HI)).status == 200
         await connection.head()
         received = 0
         while received < sent * TEXT_BYTES:

@@ -177,13 +177,15 @@ async def test_ids_and_text_are_the_same_prompt() -> None:
 async def test_log_probabilities_in_both_forms() -> None:
     async with fleet_and_client(strict=False) as (_, client):
         chat = await client.chat.completions.create(
-            model="sim-model", messages=HI, max_tokens=5, logprobs=True, top_logprobs=3
+            model="sim-model", messages=HI, max_tokens=5, logprobs=True, top_logprobs=3, temperature=0
         )
         logprobs = chat.choices[0].logprobs
         assert logprobs is not None
         assert logprobs.content is not None
         assert [len(entry.top_logprobs) for entry in logprobs.content] == [3] * 5
-        done = await client.completions.create(model="sim-model", prompt="abc", max_tokens=5, logprobs=2, echo=True)
+        done = await client.completions.create(
+            model="sim-model", prompt="abc", max_tokens=5, logprobs=2, echo=True, temperature=0
+        )
         lists = done.choices[0].logprobs
         assert lists is not None
         assert lists.tokens is not None

@@ -32,7 +32,7 @@ async def fleet(workers: int = 2) -> AsyncIterator[Client]:
 
 async def requests_counted(client: Client, count: int) -> FleetReport:
     """The fleet, when its router has heard the end of so many requests."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             report = await client.fleet()
             if report.fleet.recent[-1].totals.finished_requests >= count:

@@ -34,7 +34,7 @@ class Process:
 
     async def ended(self) -> tuple[int, str]:
         """Exit code, and what it wrote to stderr."""
-        _, errors = await asyncio.wait_for(self.process.communicate(), 20.0)
+        _, errors = await asyncio.wait_for(self.process.communicate(), 60.0)
         assert self.process.returncode is not None
         return self.process.returncode, errors.decode()
 
@@ -46,7 +46,7 @@ async def router_process(tmp_path: Path, *arguments: str) -> AsyncIterator[Proce
     command += ["--address-file", str(address_file), *arguments]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
     try:
-        await until(lambda: address_file.exists() or process.returncode is not None, "the router listens", timeout_s=30)
+        await until(lambda: address_file.exists() or process.returncode is not None, "the router listens", timeout_s=60)
         yield Process(process, address_file.read_text().strip())
     finally:
         if process.returncode is None:
@@ -58,7 +58,7 @@ async def serving(address: str) -> None:
     """Wait until the router has a worker."""
     async with open_channel(address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
                 pass
         watch.cancel()
@@ -170,7 +170,7 @@ async def test_a_port_that_is_taken_is_said_in_one_line(tmp_path: Path) -> None:
             "0",
             stderr=asyncio.subprocess.PIPE,
         )
-        _, errors = await asyncio.wait_for(second.communicate(), 20)
+        _, errors = await asyncio.wait_for(second.communicate(), 60)
         assert second.returncode == 1
         assert f"cannot listen on 127.0.0.1:{port}" in errors.decode()
         assert "Traceback" not in errors.decode()
@@ -182,6 +182,6 @@ async def test_a_wrong_setting_is_a_usage_error() -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", "--policy", "guess", stderr=asyncio.subprocess.PIPE
     )
-    _, errors = await asyncio.wait_for(process.communicate(), 20)
+    _, errors = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode == 2
     assert "--policy" in errors.decode()

@@ -44,7 +44,7 @@ async def test_the_worker_gets_tokens_and_the_client_gets_its_replies_with_the_d
         assert (sent.request_id, sent.model, sent.cache_salt, sent.priority) == ("mine", "fake-model", "tenant", 3)
         assert sent.sampling.max_new_tokens == 7
         assert call.time_remaining_s is not None
-        assert 7.0 < call.time_remaining_s < 9.2  # gRPC rounds up
+        assert 2.0 < call.time_remaining_s < 9.2  # gRPC rounds up
         started = events[0]
         assert isinstance(started, Started)
         assert (started.request_id, started.worker_id, started.prompt_tokens) == ("mine", "w0", 300)
@@ -291,7 +291,7 @@ async def test_no_counter_keeps_anything_of_a_mixed_crowd() -> None:
                 fleet.client.complete(
                     f"{kind}{n % 4}" * 40,
                     request_id=f"{kind}-{n}",
-                    timeout_s=2.0 if kind == "hang" else 20.0,
+                    timeout_s=4.0 if kind == "hang" else 60.0,
                 )
             )
             for n in range(12)

@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from radixfleet.client import Client
 from radixfleet.errors import Unavailable
 from radixfleet.tracing import headers
-from router.app import running_router
+from router.app import Router, running_router
 from tests.support.fake_worker import Script
 from tests.support.router_fixture import fake_worker, running_fleet, settings
 from tests.support.spans import client_span
@@ -27,7 +27,7 @@ CHUNK_TOKENS = 128
 
 
 @asynccontextmanager
-async def fleet(*, link: bool = True) -> AsyncIterator[Client]:
+async def fleet(*, link: bool = True) -> AsyncIterator[tuple[Client, Router]]:
     runner = sim_runner(chunked_prefill_size=CHUNK_TOKENS, max_running_requests=1, cost=CostModel(step_s=2e-3))
     async with (
         sim_worker(runner) as worker,
@@ -35,7 +35,7 @@ async def fleet(*, link: bool = True) -> AsyncIterator[Client]:
         Client(router.address, timeout_s=20) as client,
     ):
         await until(lambda: any(not state.ineligible_reason for state in router.registry.workers))
-        yield client
+        yield client, router
 
 
 def within(child: ReadableSpan, parent: ReadableSpan) -> bool:
@@ -46,7 +46,7 @@ def within(child: ReadableSpan, parent: ReadableSpan) -> bool:
 
 @pytest.mark.parametrize("link", [True, False], ids=["link", "calls"])
 async def test_a_trace_goes_from_the_client_to_the_chunks_of_the_prompt(link: bool) -> None:
-    async with fleet(link=link) as client:
+    async with fleet(link=link) as (client, _):
         with client_span() as traced:
             done = await client.complete(list(range(250)) * 2, max_new_tokens=5, ignore_eos=True, request_id="mine")
         await until(lambda: len([span for span in traced.spans if span.name == "Generate"]) == 2)
@@ -78,14 +78,14 @@ async def test_a_trace_goes_from_the_client_to_the_chunks_of_the_prompt(link: bo
 
 
 async def test_a_request_that_waits_in_the_router_has_its_wait_in_the_trace() -> None:
-    async with fleet() as client:
-        first = client.generate([5] * 300, max_new_tokens=200, ignore_eos=True)
+    async with fleet() as (client, router):
+        first = client.generate([5] * 300, max_new_tokens=50_000, ignore_eos=True)
         await anext(first)  # it runs, and has the only place
         with client_span() as traced:
-            waiting = client.generate([7] * 10, max_new_tokens=2, ignore_eos=True)
-            events = [event async for event in waiting]
-        await first.aclose()
-        assert events
+            waiting = asyncio.create_task(client.complete([7] * 10, max_new_tokens=2, ignore_eos=True))
+            await until(lambda: router.gate.num_waiting)
+            await first.aclose()
+            await waiting
         await until(lambda: len([span for span in traced.spans if span.name == "Generate"]) == 2)
     route = traced.one("route")
     (queue,) = traced.below(route)
@@ -121,7 +121,7 @@ async def test_a_request_that_fails_is_an_error_in_the_trace() -> None:
 
 
 async def test_what_a_client_does_not_sample_is_not_recorded_anywhere() -> None:
-    async with fleet() as client:
+    async with fleet() as (client, _):
         with client_span(sampled=False) as traced:
             await client.complete("hello", max_new_tokens=2, ignore_eos=True)
         await client.complete("hello", max_new_tokens=2, ignore_eos=True)

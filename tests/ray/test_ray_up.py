@@ -105,7 +105,7 @@ def test_a_cluster_comes_up_with_its_fleet_takes_orders_and_goes(files: Path) ->
         nodes = {member["node_id"] for member in found["members"] if member["kind"] == "worker"}
         assert len(nodes) >= 2, "workers are spread over hosts"
         answer = network.run(
-            f"{sys.executable} -m deploy.cli generate --prompt hello --max-new-tokens 4 "
+            f"{sys.executable} -m deploy.cli generate --prompt hello --max-new-tokens 4 --ignore-eos "
             f"--endpoint {network.addresses[0]}:7070 --json"
         )
         assert '"finish_reason": "length"' in answer.stdout

@@ -21,10 +21,12 @@ from tests.support.processes import survivors
 from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RADIXFLEET = (sys.executable, "-m", "deploy.cli")
 NUM_WORKERS = 2
+COMMAND_S = 150.0
+"""For a command, on a machine that is busy with other things."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,14 @@ class Up:
             capture_output=True,
             text=True,
             input=text,
-            timeout=60,
+            timeout=COMMAND_S,
             check=False,
             env=environment,
         )
 
     def plain_command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """A command as it is."""
-        return subprocess.run([*RADIXFLEET, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run([*RADIXFLEET, *arguments], capture_output=True, text=True, timeout=COMMAND_S, check=False)
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
         finally:
             family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            process.wait(COMMAND_S)
             assert survivors(family) == []
 
 
@@ -121,7 +123,9 @@ async def test_a_guarded_fleet_serves_who_has_key_and_certificate_and_shows_no_s
         shown[f"{arguments[0]} {len(shown)}"] = done.stdout + done.stderr
         return done
 
-    done = command("generate", "--raw", "--prompt", "hello", "--max-new-tokens", "3", "--json", key=up.key)
+    done = command(
+        "generate", "--raw", "--prompt", "hello", "--max-new-tokens", "3", "--ignore-eos", "--json", key=up.key
+    )
     assert json.loads(done.stdout)["completion_tokens"] == 3, done.stderr
     chat = command("chat", "--max-new-tokens", "3", key=up.key, text="hello\n")
     assert (chat.returncode, "prompt tokens cached" in chat.stderr) == (0, True), chat.stderr

@@ -25,7 +25,8 @@ async def test_a_key_that_asks_too_often_hears_when_to_come_again() -> None:
         for call in (client.complete("hello", max_new_tokens=1), client.explain("hello"), client.tokenize("hello")):
             with pytest.raises(Overloaded, match="requests a second") as caught:
                 await call
-            assert caught.value.retry_after_s == pytest.approx(50, abs=5)
+            assert caught.value.retry_after_s is not None
+            assert 10 < caught.value.retry_after_s <= 50
             assert caught.value.metadata["limit"] == "requests_per_s"
         assert await client.list_workers()  # looking is free
         for _ in range(3):

@@ -26,7 +26,9 @@ def client(fleet: SecuredFleet, key: str) -> openai.AsyncOpenAI:
 
 
 async def ask(caller: openai.AsyncOpenAI) -> str:
-    answer = await caller.chat.completions.create(model="sim-model", messages=MESSAGES, max_tokens=3)  # type: ignore[arg-type]
+    answer = await caller.chat.completions.create(
+        model="sim-model", messages=MESSAGES, max_tokens=3, temperature=0, extra_body={"ignore_eos": True}
+    )  # type: ignore[arg-type]
     return answer.choices[0].finish_reason
 
 

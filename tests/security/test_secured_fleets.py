@@ -45,7 +45,7 @@ async def test_look_aside_routing_takes_the_clients_own_key_to_the_worker(tmp_pa
     async with secured_fleet(tmp_path, mutual=True) as fleet, Client(fleet.router_endpoint(KEY)) as client:
         route = await client.route("hello")
         async with Client(Endpoint(route.address, fleet.tls(), KEY)) as direct:
-            answer = await direct.complete(route.token_ids, lease_id=route.lease_id, max_new_tokens=2)
+            answer = await direct.complete(route.token_ids, lease_id=route.lease_id, max_new_tokens=2, ignore_eos=True)
         assert answer.usage.completion_tokens == 2
         async with Client(Endpoint(route.address, fleet.tls(), WRONG), retry=NO_RETRY) as stranger:
             with pytest.raises(Unauthenticated):

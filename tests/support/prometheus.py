@@ -24,7 +24,7 @@ import yaml
 
 BINARY, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 WITHOUT = "no prometheus and promtool on this machine: apt-get install -y prometheus"
-_READY_S = 30.0
+_READY_S = 60.0
 
 needs_prometheus = pytest.mark.skipif(BINARY is None or PROMTOOL is None, reason=WITHOUT)
 
@@ -109,7 +109,7 @@ def running_prometheus(config: Mapping[str, Any]) -> Iterator[Prometheus]:
             yield Prometheus(address)
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
             process.stderr.close()
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], what: str = "", *, timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], what: str = "", *, timeout_s: float = 30.0) -> None:
     """Return once `condition()` is true. AssertionError when it never is."""
     try:
         async with asyncio.timeout(timeout_s):
