@@ -53,6 +53,8 @@ class KernelLayers:
             cosine=cosine.data_ptr(),
             signed_sine=signed_sine.data_ptr(),
         )
+        for tensor in (*pool.keys, *pool.values):
+            kernels.prefer_large_pages(tensor)
         self._keys = np.array([tensor.data_ptr() for tensor in pool.keys], np.uint64)
         self._values = np.array([tensor.data_ptr() for tensor in pool.values], np.uint64)
 

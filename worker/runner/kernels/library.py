@@ -7,6 +7,8 @@ import functools
 import weakref
 from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 
+from torch import Tensor
+
 from worker.runner.kernels.compiler import KernelsUnavailable, compiled_library
 
 
@@ -117,6 +119,7 @@ _FUNCTIONS = {
     "rf_attention_plan_create": (c_void_p, (POINTER(Batch), POINTER(AttentionShape), c_int32)),
     "rf_attention_plan_destroy": (None, (c_void_p,)),
     "rf_attend": (None, (c_void_p, c_void_p, POINTER(AttentionLayer))),
+    "rf_prefer_large_pages": (None, (c_void_p, c_int64)),
     "rf_linear_supported": (c_int32, ()),
     "rf_packed_bytes": (c_int64, (c_int32, c_int32)),
     "rf_pack": (None, (c_void_p, c_int32, c_int32, c_void_p)),
@@ -151,6 +154,10 @@ class Kernels:
             raise KernelsUnavailable("no memory for the threads of the kernels")
         self.team: int = team
         weakref.finalize(self, self.library.rf_team_destroy, team)
+
+    def prefer_large_pages(self, memory: Tensor) -> None:
+        """Asks the system for large pages for what is not touched yet of a tensor's memory; see pages.h."""
+        self.library.rf_prefer_large_pages(memory.data_ptr(), memory.nbytes)
 
     @property
     def num_threads(self) -> int:

@@ -15,17 +15,37 @@ from worker.runner.kernels.library import Kernels, LinearWeight, Operands
 
 _STORE = 0
 _MULTIPLE = 32
+_CHUNK_BYTES = 64 << 20
+
+
+class _Arena:
+    """Memory for packed weights, which lie one after another, so that even small ones can have large pages.
+
+    What is left of a chunk is never touched, so it takes no memory.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, num_bytes: int) -> Tensor:
+        """uint8 [num_bytes], aligned to 64 bytes; `num_bytes` is a multiple of 64."""
+        if num_bytes > len(self._left):
+            self._left = torch.empty(max(num_bytes, _CHUNK_BYTES), dtype=torch.uint8)
+            self._kernels.prefer_large_pages(self._left)
+        taken, self._left = self._left[:num_bytes], self._left[num_bytes:]
+        return taken
 
 
 class KernelLinear:
     """Implements `worker.model.linear.Linear`."""
 
-    def __init__(self, kernels: Kernels, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, kernels: Kernels, arena: _Arena, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
         self._out_features, in_features = weight.shape
         assert in_features % _MULTIPLE == 0, "see supports()"
         size = kernels.library.rf_packed_bytes(self._out_features, in_features)
-        self._packed = torch.empty(size, dtype=torch.uint8)
+        self._packed = arena.take(size)
         self._bias = bias
         weight = weight.contiguous()
         kernels.library.rf_pack(weight.data_ptr(), self._out_features, in_features, self._packed.data_ptr())
@@ -52,7 +72,8 @@ class KernelLinearBackend:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+        self._arena = _Arena(kernels)
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A layer with its own packed copy of the weight."""
-        return KernelLinear(self._kernels, weight, bias)
+        return KernelLinear(self._kernels, self._arena, weight, bias)
