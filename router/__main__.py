@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from radixfleet.settings import click_options, load
-from router.app import run
 from router.config import RouterSettings
+from router.supervisor import run
 
 
 @click.command()

@@ -7,64 +7,47 @@ end     NOT_SERVING, no new requests -> running ones finish within the grace -> 
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 
 import grpc.aio
 import structlog
-from starlette.routing import BaseRoute
 
 from radixfleet.access import Access
-from radixfleet.address import local_address, publish
+from radixfleet.address import local_address
 from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.limits import ClientLimits
-from radixfleet.metrics_server import Page, serve_metrics
-from radixfleet.telemetry import setup_logging
-from radixfleet.tracing import setup_tracing
-from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
-from radixfleet.watched_file import UnusableFile
-from router.api.fleet import FleetServicer
-from router.api.inference import InferenceServicer
-from router.api.prompts import Prompts
-from router.api.report import Reporter
+from radixfleet.metrics_server import MetricsServer, serve_metrics
+from radixfleet.v1 import fleet_pb2_grpc
 from router.api.scrape_targets import PATH, scrape_targets
+from router.api.siblings import SiblingServicer
 from router.config import RouterSettings
 from router.console.beginnings import Beginnings
 from router.console.feed import Feeder
 from router.console.routes import Console
-from router.dispatch.chooser import Chooser
-from router.dispatch.dispatcher import Dispatcher
+from router.core import Core, running_core
 from router.dispatch.gate import Gate
-from router.dispatch.link_stream import Links
 from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
+from router.fleet_sample import fleet_sample
 from router.http.app import HttpApp
 from router.http.guard import HttpGuard
 from router.http.openai.routes import openai_routes
 from router.http.operations import operations_routes
 from router.http.server import HttpServer
-from router.index import HotPrefixes, Sketch
-from router.metrics import FleetSample, RouterMetrics, WorkerSample, ask_loop
-from router.policies import make_policy
-from router.workers.activity import FleetActivity
-from router.workers.engine_settings import engine_key, named_tokenizers
+from router.index import Sketch
+from router.metrics import RouterMetrics, ask_loop
+from router.siblings import Place, Siblings
+from router.truthful_health import truthful_health
 from router.workers.registry import WorkerRegistry
-from router.workers.state import WorkerState
-from router.workers.surroundings import Surroundings
-from router.workers.tokenizers import TokenizerStore
 
 SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Fleet")
 _FLUSH_S = 0.5
 """For the last messages of requests that have just ended to reach their clients."""
-_HEALTH_PERIOD_S = 1.0
-"""Eligibility changes with events, of which `_Health` is told, and with time, when a breaker's pause is over."""
 
 _log = structlog.get_logger("radixfleet.router")
 
@@ -95,114 +78,54 @@ class Router:
 
 @asynccontextmanager
 async def running_router(
-    settings: RouterSettings, clock: Clock | None = None, random: Random | None = None
+    settings: RouterSettings, clock: Clock | None = None, random: Random | None = None, place: Place | None = None
 ) -> AsyncIterator[Router]:
     """A router from listening to stopped. Raises OSError when a port is taken, or a certificate cannot be used.
 
-    Leaving the block cuts what still runs: `drain` first.
+    `place`: among the processes that share its ports. Leaving the block cuts what still runs: `drain` first.
     """
     clock = clock or MonotonicClock()
     random = random or Random()  # noqa: S311  ties and jitter, no secrets
-    loop = asyncio.get_running_loop()
     metrics = RouterMetrics()
     access = await asyncio.to_thread(_access, settings, metrics, clock)
+    siblings = Siblings(place)
+    shared_port = place is not None
     async with AsyncExitStack() as stack:
-        threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
-        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        sketch = Sketch()
-        look_aside = LookAside(settings.lease_s, metrics)
-        stack.callback(look_aside.close)
-        tokenizers = TokenizerStore(threads, await asyncio.to_thread(named_tokenizers, settings.tokenizers))
-        changed = asyncio.Event()
-        surroundings = Surroundings(
-            settings,
-            sketch,
-            tokenizers,
-            metrics,
-            look_aside,
-            access,
-            clock,
-            random,
-            engine_key(settings.engine_api_key, clock),
+        stack.push_async_callback(siblings.close)
+        core = await stack.enter_async_context(running_core(settings, access, metrics, siblings, clock, random))
+        server, health = await make_server(
+            SERVICES, guard=access.guard, max_message_bytes=settings.max_message_bytes, shared_port=shared_port
         )
-        registry = WorkerRegistry(surroundings, changed.set, lambda: gate.stir())
-        stack.push_async_callback(registry.close)
-        activity = FleetActivity(lambda: registry.workers, clock)
-        hot_prefixes = HotPrefixes(clock, samples=settings.console_prompts)
-        chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random, hot_prefixes)
-        gate = Gate(chooser, max_waiting=settings.max_queued_requests, metrics=metrics, clock=clock)
-        links = Links(registry.channel, registry.generator, streams=settings.link)
-        stack.push_async_callback(links.close)
-        log = RequestLog(metrics, clock)
-        prompts = Prompts(
-            registry,
-            tokenizers,
-            threads,
-            metrics,
-            max_tokens=settings.max_prompt_tokens,
-            isolate_clients=settings.isolate_clients,
-        )
-        dispatcher = Dispatcher(
-            gate,
-            links.to,
-            max_retries=settings.max_retries,
-            retry_ratio=settings.retry_ratio,
-            log=log,
-            metrics=metrics,
-            clock=clock,
-        )
-        server, health = await make_server(SERVICES, guard=access.guard, max_message_bytes=settings.max_message_bytes)
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceServicer(prompts, dispatcher, log), server)
-        reporter = Reporter(registry, activity, gate, log, sketch, settings.policy)
-        fleet_pb2_grpc.add_FleetServicer_to_server(
-            FleetServicer(registry, prompts, chooser, gate, look_aside, reporter), server
-        )
+        core.add_to(server)
         port = listen(server, settings.host, settings.port, access.tls)
-        metrics.watch_fleet(lambda: _sample(registry, sketch, clock), loop)
-        pages = {PATH: _scrape_targets(registry, access, loop)}
-        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, pages, access)
+        metrics_server = _serve_metrics(settings, access, core, metrics, clock)
         # In a thread: a scrape that is under way waits for this loop.
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
-        await stack.enter_async_context(_truthful_health(health, registry, changed))
-        await stack.enter_async_context(_running(activity.run(), "activity"))
+        await stack.enter_async_context(truthful_health(health, core.registry, core.changed))
+        await stack.enter_async_context(_running(core.activity.run(), "activity"))
         await stack.enter_async_context(expiry_told(access.tls, metrics.watch_certificate))
+        if place is not None:
+            await stack.enter_async_context(_heard_by_siblings(core, place))
         stack.push_async_callback(server.stop, None)
-        registry.start()
+        core.registry.start()
         await server.start()
-        console = Console(
-            registry,
-            prompts,
-            chooser,
-            Feeder(registry, reporter, activity, sketch, hot_prefixes, Beginnings(prompts), clock),
-            max_body_bytes=settings.max_message_bytes,
-        )
-        http = _http_server(
-            settings,
-            access,
-            [
-                *operations_routes(registry, metrics.registry),
-                *console.routes(),
-                *openai_routes(prompts, dispatcher, log, max_body_bytes=settings.max_message_bytes),
-            ],
-        )
+        http = _http_server(settings, access, core, metrics, clock, shared_port=shared_port)
         if http is not None:
             stack.push_async_callback(http.close)
             http.start()
-        router = Router(
+        yield Router(
             address=local_address(settings.host, port),
             metrics_port=metrics_server.port,
-            registry=registry,
-            gate=gate,
-            sketch=sketch,
-            look_aside=look_aside,
-            log=log,
+            registry=core.registry,
+            gate=core.gate,
+            sketch=core.sketch,
+            look_aside=core.look_aside,
+            log=core.log,
             metrics=metrics,
             server=server,
             health=health,
             http=http,
         )
-        await _announce(router, settings)
-        yield router
     _log.info("router stopped")
 
 
@@ -226,22 +149,57 @@ def _access(settings: RouterSettings, metrics: RouterMetrics, clock: Clock) -> A
     return access
 
 
-def _scrape_targets(registry: WorkerRegistry, access: Access, loop: asyncio.AbstractEventLoop) -> Page:
-    def page(asked: str) -> bytes | None:
-        router_tls, worker_tls = access.tls is not None, access.peer_tls is not None
-        return ask_loop(
-            lambda: scrape_targets(registry.workers, asked, router_tls=router_tls, worker_tls=worker_tls), loop
-        )
+def _serve_metrics(
+    settings: RouterSettings, access: Access, core: Core, metrics: RouterMetrics, clock: Clock
+) -> MetricsServer:
+    """Listening."""
+    loop = asyncio.get_running_loop()
+    metrics.watch_fleet(lambda: fleet_sample(core.registry, core.sketch, clock), loop)
 
-    return page
+    def targets(asked: str) -> bytes | None:
+        ports = core.registry.siblings.metrics_ports()
+        tls = {"router_tls": access.tls is not None, "worker_tls": access.peer_tls is not None}
+        return ask_loop(lambda: scrape_targets(core.registry.workers, asked, sibling_ports=ports, **tls), loop)
+
+    return serve_metrics(metrics.registry, settings.host, settings.metrics_port, {PATH: targets}, access)
 
 
-def _http_server(settings: RouterSettings, access: Access, routes: Sequence[BaseRoute]) -> HttpServer | None:
+def _http_server(
+    settings: RouterSettings, access: Access, core: Core, metrics: RouterMetrics, clock: Clock, *, shared_port: bool
+) -> HttpServer | None:
     """Not started. None where HTTP is switched off."""
     if settings.http_port < 0:
         return None
+    feeder = Feeder(
+        core.registry, core.reporter, core.activity, core.sketch, core.hot_prefixes, Beginnings(core.prompts), clock
+    )
+    max_body_bytes = settings.max_message_bytes
+    console = Console(core.registry, core.prompts, core.chooser, feeder, max_body_bytes=max_body_bytes)
+    routes = [
+        *operations_routes(core.registry, metrics.registry),
+        *console.routes(),
+        *openai_routes(core.prompts, core.dispatcher, core.log, max_body_bytes=max_body_bytes),
+    ]
     app = HttpGuard(HttpApp(routes), access.guard)
-    return HttpServer(app, settings.host, settings.http_port, tls=access.ssl_context())
+    return HttpServer(app, settings.host, settings.http_port, tls=access.ssl_context(), shared_port=shared_port)
+
+
+@asynccontextmanager
+async def _heard_by_siblings(core: Core, place: Place) -> AsyncIterator[None]:
+    """While the block lasts, the processes that share our ports can tell us; and we know the workers that they know."""
+    server, _ = await make_server(("radixfleet.v1.Fleet",))
+    servicer = SiblingServicer(core.registry, core.prompts, core.chooser, core.gate, core.look_aside, core.reporter)
+    fleet_pb2_grpc.add_FleetServicer_to_server(servicer, server)
+    await asyncio.to_thread(place.withdraw)
+    server.add_insecure_port(place.socket)
+    await server.start()
+    for address in await core.registry.siblings.workers():
+        core.registry.add(address)
+    try:
+        yield
+    finally:
+        await server.stop(None)
+        await asyncio.to_thread(place.withdraw)
 
 
 async def drain(router: Router, grace_s: float) -> None:
@@ -258,53 +216,6 @@ async def drain(router: Router, grace_s: float) -> None:
     await stopping
 
 
-def run(settings: RouterSettings) -> int:
-    """Serve until SIGTERM or Ctrl-C, then drain; a second signal cuts the drain short. Returns the exit code.
-
-    For the main thread of a process.
-    """
-    setup_logging(settings.log_level, json=settings.log_json)
-    try:
-        setup_tracing("radixfleet-router")
-        asyncio.run(_serve(settings))
-    except OSError as error:
-        print(f"radixfleet router: {error}", file=sys.stderr)  # noqa: T201  for the operator, whatever the log level
-        return 2 if isinstance(error, UnusableFile) else 1
-    return 0
-
-
-async def _serve(settings: RouterSettings) -> None:
-    loop = asyncio.get_running_loop()
-    asked, insisted = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (insisted if asked.is_set() else asked).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
-    async with running_router(settings) as router:
-        await asked.wait()
-        _log.info("draining", running_requests=router.log.in_flight, grace_s=settings.drain_grace_s)
-        drained = asyncio.create_task(drain(router, settings.drain_grace_s))
-        hurried = asyncio.create_task(insisted.wait())
-        await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        if not drained.done():
-            router.log.cut()
-        await drained
-
-
-async def _announce(router: Router, settings: RouterSettings) -> None:
-    """Tell scripts and the log where it listens."""
-    if settings.address_file is not None:
-        if router.http is not None:  # first, as the other file is the one that scripts wait for
-            file = settings.address_file.with_name(f"{settings.address_file.name}.http")
-            await asyncio.to_thread(publish, file, local_address(settings.host, router.http.port))
-        await asyncio.to_thread(publish, settings.address_file, router.address)
-    ports = {"http_port": router.http_port, "metrics_port": router.metrics_port}
-    _log.info("router listens", address=router.address, **ports, policy=settings.policy)
-
-
 @asynccontextmanager
 async def _running(work: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
     """While the block lasts, `work` goes on beside it."""
@@ -315,58 +226,3 @@ async def _running(work: Coroutine[None, None, None], name: str) -> AsyncIterato
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-@asynccontextmanager
-async def _truthful_health(health: Health, registry: WorkerRegistry, changed: asyncio.Event) -> AsyncIterator[None]:
-    """While the block lasts, grpc.health.v1 says SERVING exactly while a worker gets requests."""
-
-    async def follow() -> None:
-        was_serving = None
-        while True:
-            changed.clear()
-            serving = any(not worker.ineligible_reason for worker in registry.workers)
-            if serving is not was_serving:
-                await health.set(serving=serving)
-                was_serving = serving
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_HEALTH_PERIOD_S):
-                    await changed.wait()
-
-    task = asyncio.create_task(follow(), name="health")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-def _sample(registry: WorkerRegistry, sketch: Sketch, clock: Clock) -> FleetSample:
-    samples: dict[str, WorkerSample] = {}
-    for worker in registry.workers:
-        # Two addresses of one worker must not export one name twice.
-        name = worker.address if worker.name in samples else worker.name
-        samples[name] = _worker_sample(worker, name, clock)
-    return FleetSample(tuple(samples.values()), sketch.num_blocks)
-
-
-def _worker_sample(worker: WorkerState, name: str, clock: Clock) -> WorkerSample:
-    status = worker.effective_status.value if worker.connected else "disconnected"
-    view = worker.view
-    return WorkerSample(
-        worker=name,
-        status=status if worker.facts else "unknown",
-        eligible=not worker.ineligible_reason,
-        approximate=worker.approximate,
-        breaker=worker.breaker.state.value,
-        breaker_opened=worker.breaker.num_opened,
-        running_requests=view.running_requests,
-        waiting_requests=view.waiting_requests,
-        outstanding_prompt_tokens=view.outstanding_prompt_tokens,
-        booked_requests=worker.books.own_requests,
-        booked_prompt_tokens=worker.books.own_tokens,
-        kv_protected_tokens=worker.books.reported.kv_protected_tokens,
-        sketch_blocks=view.sketch_blocks,
-        update_age_s=clock.now() - worker.updated_at_s if worker.updated_at_s is not None else float("inf"),
-    )

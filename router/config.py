@@ -44,6 +44,13 @@ class RouterSettings(ProcessSettings):
         le=65535,
         description="Port of the OpenAI-compatible HTTP API and of the console; 0 takes a free one, -1 serves neither.",
     )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Router processes that share the ports. More pay when one is busy (a core) while others idle: "
+        "at thousands of requests/s, or with long texts to tokenize. Connections are dealt among them.",
+    )
     address_file: Path | None = Field(
         None,
         description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0. "

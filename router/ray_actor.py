@@ -98,7 +98,7 @@ class RouterActor:
 
     async def _live(self) -> None:
         try:
-            settings = load(RouterSettings, {"host": ray.util.get_node_ip_address(), **self._given})
+            settings = _settings(self._given)
             self._grace_s = settings.drain_grace_s
             self._host = ray.util.get_node_ip_address() if is_wildcard(settings.host) else settings.host
             setup_logging(settings.log_level, json=settings.log_json)
@@ -114,3 +114,11 @@ class RouterActor:
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._router = None
+
+
+def _settings(given: Mapping[str, Any]) -> RouterSettings:
+    """Raises SettingsError."""
+    settings = load(RouterSettings, {"host": ray.util.get_node_ip_address(), **given})
+    if settings.processes > 1:
+        raise SettingsError("processes: on Ray each router is one process; give the fleet more by routers.count")
+    return settings

@@ -7,7 +7,7 @@ Why each option is there:
   without a word.
 - Keepalive of our own: a peer whose machine vanished is noticed within half a minute, and its requests are cancelled.
 - Who connects and says nothing, or does not finish the handshake, is hung up on in a quarter of a minute, not two.
-- No SO_REUSEPORT: a port that is taken is an error, not a port shared between two processes.
+- No SO_REUSEPORT unless processes share a port on purpose: a port that is taken is an error.
 - Reconnect within two seconds: a worker that comes back is found at once (the default backs off to two minutes).
   One attempt may take longer, through a slow network and a TLS handshake; gRPC calls that the minimal backoff.
 
@@ -60,14 +60,15 @@ def server_options(
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     keepalive_s: float = KEEPALIVE_S,
     handshake_s: float = HANDSHAKE_S,
+    shared_port: bool = False,
 ) -> Options:
-    """Options of a server."""
+    """Options of a server. `shared_port`: other processes listen on its port too."""
     return [
         *_shared_options(max_message_bytes, keepalive_s),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", round(handshake_s * 1000)),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shared_port)),
     ]
 
 
@@ -108,17 +109,18 @@ async def make_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     guard: Guard | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
+    shared_port: bool = False,
 ) -> tuple[grpc.aio.Server, Health]:
     """A server with health (NOT_SERVING until told otherwise), reflection and errors as statuses.
 
     `service_names`: full names, such as "radixfleet.v1.Inference". `interceptors` run outside the mapping of errors,
-    and `guard` outside them; without one, everybody may call everything.
+    and `guard` outside them; without one, everybody may call everything. `shared_port`: see `server_options`.
     The caller adds its servicers, calls `listen`, and starts the server.
     """
     guards = [] if guard is None else [GuardInterceptor(guard)]
     server = grpc.aio.server(
         interceptors=[*guards, *interceptors, ErrorInterceptor()],
-        options=server_options(max_message_bytes=max_message_bytes),
+        options=server_options(max_message_bytes=max_message_bytes, shared_port=shared_port),
     )
     health = Health(service_names)
     await health.set(serving=False)

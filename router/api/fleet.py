@@ -68,7 +68,9 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
         """Add a worker by its address."""
-        return fleet_pb2.RegisterResponse(added=self._registry.add(request.address))
+        added = self._registry.add(request.address)
+        await self._registry.siblings.tell("Register", request)
+        return fleet_pb2.RegisterResponse(added=added)
 
     async def Drain(self, request: fleet_pb2.DrainWorkerRequest, context: Context) -> worker_pb2.DrainResponse:
         """Empty a worker; it stays in the list, draining, until it restarts or is removed."""
@@ -93,4 +95,5 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def Remove(self, request: fleet_pb2.RemoveRequest, context: Context) -> fleet_pb2.RemoveResponse:
         """Forget a worker."""
         self._registry.remove(self._registry.get(request.worker_id))
+        await self._registry.siblings.tell("Remove", request)
         return fleet_pb2.RemoveResponse()

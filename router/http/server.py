@@ -29,9 +29,14 @@ _BACKLOG = 2048
 class HttpServer:
     """One listening port. On the event loop only."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        """Binds at once; port 0 takes a free one. Raises OSError when the port is taken."""
-        self._socket = _bound(host, port)
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, tls: ssl.SSLContext | None = None, shared_port: bool = False
+    ) -> None:
+        """Binds at once; port 0 takes a free one. Raises OSError when the port is taken.
+
+        `shared_port`: other processes listen on it too.
+        """
+        self._socket = _bound(host, port, shared_port=shared_port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
@@ -93,10 +98,10 @@ class _Server(uvicorn.Server):
                     await self._stopping.wait()
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bound(host: str, port: int, *, shared_port: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=shared_port)
     except OSError as error:
         reason = f"cannot serve HTTP at {host}:{port} ({error.strerror}): choose another --http-port, or 0 for any"
         raise OSError(error.errno, reason) from error

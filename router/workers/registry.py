@@ -15,9 +15,10 @@ import grpc.aio
 import structlog
 
 from radixfleet.errors import InvalidRequest, UnknownWorker
-from radixfleet.v1 import worker_pb2
+from radixfleet.v1 import fleet_pb2, worker_pb2
 from router.dialects.http_address import engine_address, is_url
 from router.dialects.speaker import Generator
+from router.siblings import Siblings
 from router.workers.breaker import Breaker
 from router.workers.connection import WorkerConnection
 from router.workers.group import ModelGroup, model_groups
@@ -34,8 +35,18 @@ _log = structlog.get_logger("radixfleet.router.workers")
 class WorkerRegistry:
     """All workers, in the order in which they were added. On the event loop only."""
 
-    def __init__(self, around: Surroundings, on_change: Callable[[], None], on_load: Callable[[], None]) -> None:
-        """`on_change` is called when a worker came, went, or has another status, `on_load` when its load is another."""
+    def __init__(
+        self,
+        around: Surroundings,
+        on_change: Callable[[], None],
+        on_load: Callable[[], None],
+        siblings: Siblings | None = None,
+    ) -> None:
+        """`on_change` is called when a worker came, went, or has another status, `on_load` when its load is another.
+
+        `siblings`: router processes that must hear of orders too; None: there are none.
+        """
+        self.siblings = siblings or Siblings()
         self._around = around
         self._on_change = on_change
         self._on_load = on_load
@@ -131,6 +142,11 @@ class WorkerRegistry:
     async def resume(self, worker: WorkerState) -> None:
         """Put a drained, or draining, worker back to work. Raises AioRpcError when it cannot be told."""
         await self._connections[worker.address].resume()
+        self.resumed(worker)
+        await self.siblings.tell("Resume", fleet_pb2.ResumeWorkerRequest(worker_id=worker.worker_id))
+
+    def resumed(self, worker: WorkerState) -> None:
+        """It was told that its drain is over, by this process or another."""
         worker.drain_wanted = False
         worker.changed()
         self._changed()

@@ -1,0 +1,30 @@
+"""What a router process hears from those that share its ports: orders that reached one of them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from radixfleet.v1 import fleet_pb2, worker_pb2
+from router.api.fleet import FleetServicer
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class SiblingServicer(FleetServicer):
+    """`Fleet`, whose orders hold here and are passed on to nobody."""
+
+    async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
+        """A worker registered."""
+        return fleet_pb2.RegisterResponse(added=self._registry.add(request.address))
+
+    async def Remove(self, request: fleet_pb2.RemoveRequest, context: Context) -> fleet_pb2.RemoveResponse:
+        """A worker was removed."""
+        self._registry.remove(self._registry.get(request.worker_id))
+        return fleet_pb2.RemoveResponse()
+
+    async def Resume(self, request: fleet_pb2.ResumeWorkerRequest, context: Context) -> worker_pb2.ResumeResponse:
+        """A worker was put back to work: this process may have been the one that drained it."""
+        self._registry.resumed(self._registry.get(request.worker_id))
+        return worker_pb2.ResumeResponse()

@@ -1,0 +1,119 @@
+"""What a router is made of behind its ports: one object of each kind, put together once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+
+import grpc.aio
+
+from radixfleet.access import Access
+from radixfleet.clock import Clock
+from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
+from router.api.fleet import FleetServicer
+from router.api.inference import InferenceServicer
+from router.api.prompts import Prompts
+from router.api.report import Reporter
+from router.config import RouterSettings
+from router.dispatch.chooser import Chooser
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.gate import Gate
+from router.dispatch.link_stream import Links
+from router.dispatch.lookaside import LookAside
+from router.dispatch.record import RequestLog
+from router.index import HotPrefixes, Sketch
+from router.metrics import RouterMetrics
+from router.policies import make_policy
+from router.siblings import Siblings
+from router.workers.activity import FleetActivity
+from router.workers.engine_settings import engine_key, named_tokenizers
+from router.workers.registry import WorkerRegistry
+from router.workers.surroundings import Surroundings
+from router.workers.tokenizers import TokenizerStore
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """The parts that the ports serve."""
+
+    registry: WorkerRegistry
+    sketch: Sketch
+    prompts: Prompts
+    chooser: Chooser
+    gate: Gate
+    dispatcher: Dispatcher
+    look_aside: LookAside
+    log: RequestLog
+    activity: FleetActivity
+    hot_prefixes: HotPrefixes
+    reporter: Reporter
+    changed: asyncio.Event
+    """Set whenever a worker came, went or has another status."""
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve `Inference` and `Fleet` there."""
+        inference = InferenceServicer(self.prompts, self.dispatcher, self.log)
+        inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
+        fleet = FleetServicer(self.registry, self.prompts, self.chooser, self.gate, self.look_aside, self.reporter)
+        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
+
+
+@asynccontextmanager
+async def running_core(
+    settings: RouterSettings, access: Access, metrics: RouterMetrics, siblings: Siblings, clock: Clock, random: Random
+) -> AsyncIterator[Core]:
+    """Dials nobody until `registry.start`. Leaving the block leaves the workers."""
+    async with AsyncExitStack() as stack:
+        threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        stack.callback(threads.shutdown, wait=False, cancel_futures=True)
+        sketch = Sketch()
+        look_aside = LookAside(settings.lease_s, metrics)
+        stack.callback(look_aside.close)
+        tokenizers = TokenizerStore(threads, await asyncio.to_thread(named_tokenizers, settings.tokenizers))
+        changed = asyncio.Event()
+        key = engine_key(settings.engine_api_key, clock)
+        around = Surroundings(settings, sketch, tokenizers, metrics, look_aside, access, clock, random, key)
+        registry = WorkerRegistry(around, changed.set, lambda: gate.stir(), siblings)
+        stack.push_async_callback(registry.close)
+        activity = FleetActivity(lambda: registry.workers, clock)
+        hot_prefixes = HotPrefixes(clock, samples=settings.console_prompts)
+        chooser = Chooser(registry, sketch, make_policy(settings.policy), metrics, random, hot_prefixes)
+        gate = Gate(chooser, max_waiting=settings.max_queued_requests, metrics=metrics, clock=clock)
+        links = Links(registry.channel, registry.generator, streams=settings.link)
+        stack.push_async_callback(links.close)
+        log = RequestLog(metrics, clock)
+        prompts = Prompts(
+            registry,
+            tokenizers,
+            threads,
+            metrics,
+            max_tokens=settings.max_prompt_tokens,
+            isolate_clients=settings.isolate_clients,
+        )
+        dispatcher = Dispatcher(
+            gate,
+            links.to,
+            max_retries=settings.max_retries,
+            retry_ratio=settings.retry_ratio,
+            log=log,
+            metrics=metrics,
+            clock=clock,
+        )
+        yield Core(
+            registry=registry,
+            sketch=sketch,
+            prompts=prompts,
+            chooser=chooser,
+            gate=gate,
+            dispatcher=dispatcher,
+            look_aside=look_aside,
+            log=log,
+            activity=activity,
+            hot_prefixes=hot_prefixes,
+            reporter=Reporter(registry, activity, gate, log, sketch, settings.policy),
+            changed=changed,
+        )

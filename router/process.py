@@ -1,0 +1,100 @@
+"""One router as a process: from its settings to its exit code.
+
+`python -m router.process` is one of several that share ports: `router.supervisor` starts it and sends it its settings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import sys
+
+import structlog
+
+from radixfleet.address import local_address, publish
+from radixfleet.lifeline import die_with_parent
+from radixfleet.telemetry import setup_logging
+from radixfleet.tracing import setup_tracing
+from radixfleet.watched_file import UnusableFile
+from router.app import Router, drain, running_router
+from router.config import RouterSettings
+from router.siblings import Place
+
+_log = structlog.get_logger("radixfleet.router")
+
+
+def run_process(settings: RouterSettings, place: Place | None = None) -> int:
+    """Serve until SIGTERM or Ctrl-C, then drain; a second signal cuts the drain short. Returns the exit code.
+
+    For the main thread of a process; `place`: its own among those that share its ports.
+    """
+    setup_logging(settings.log_level, json=settings.log_json)
+    try:
+        setup_tracing("radixfleet-router")
+        asyncio.run(_serve(settings, place))
+    except OSError as error:
+        return complain(error)
+    return 0
+
+
+def complain(error: OSError) -> int:
+    """One line for the operator, whatever the log level; returns the exit code."""
+    print(f"radixfleet router: {error}", file=sys.stderr)  # noqa: T201
+    return 2 if isinstance(error, UnusableFile) else 1
+
+
+async def _serve(settings: RouterSettings, place: Place | None) -> None:
+    loop = asyncio.get_running_loop()
+    asked, insisted = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (insisted if asked.is_set() else asked).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with running_router(settings, place=place) as router:
+        await _announce(router, settings, place)
+        await asked.wait()
+        _log.info("draining", running_requests=router.log.in_flight, grace_s=settings.drain_grace_s)
+        drained = asyncio.create_task(drain(router, settings.drain_grace_s))
+        hurried = asyncio.create_task(insisted.wait())
+        await asyncio.wait((drained, hurried), return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not drained.done():
+            router.log.cut()
+        await drained
+
+
+async def _announce(router: Router, settings: RouterSettings, place: Place | None) -> None:
+    """Tell the supervisor, or scripts, and the log where it listens."""
+    if place is not None:
+        await asyncio.to_thread(place.announce, router.metrics_port)
+    elif settings.address_file is not None:
+        await asyncio.to_thread(publish_addresses, settings, router.address, router.http_port)
+    ports = {"http_port": router.http_port, "metrics_port": router.metrics_port}
+    _log.info("router listens", address=router.address, **ports, policy=settings.policy)
+
+
+def publish_addresses(settings: RouterSettings, address: str, http_port: int) -> None:
+    """Write the address files that the settings ask for. Blocks."""
+    if settings.address_file is None:
+        return
+    if http_port >= 0:  # first, as the other file is the one that scripts wait for
+        file = settings.address_file.with_name(f"{settings.address_file.name}.http")
+        publish(file, local_address(settings.host, http_port))
+    publish(settings.address_file, address)
+
+
+def _main() -> int:
+    """Its supervisor's pid, its settings and its place come through stdin, where no other user sees them."""
+    die_with_parent(int(sys.argv[1]))
+    settings, place = pickle.load(sys.stdin.buffer)  # noqa: S301  from our own parent
+    os.close(0)
+    os.open(os.devnull, os.O_RDONLY)
+    return run_process(settings, place)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

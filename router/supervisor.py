@@ -1,0 +1,178 @@
+"""Several router processes on the same ports: starts them, starts again what dies, stops them together.
+
+The kernel deals connections to the processes (SO_REUSEPORT). The supervisor holds the ports from the start, so nobody
+takes them while a process is restarted, and serves nothing itself. Linux and BSD; the processes are equals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from radixfleet.address import local_address
+from radixfleet.telemetry import setup_logging
+from router.config import RouterSettings
+from router.process import complain, publish_addresses, run_process
+from router.siblings import Place
+
+_POLL_S = 0.05
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_LASTING_S = 60.0
+"""A process that lived for so long is started again without a longer pause."""
+
+_log = structlog.get_logger("radixfleet.router")
+
+
+class _NeverServed(Exception):
+    """A process ended before it served for the first time: another try would end alike."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a router process ended with {code}")
+        self.code = code
+
+
+def run(settings: RouterSettings) -> int:
+    """Serve until SIGTERM or Ctrl-C, in as many processes as the settings say. Returns the exit code.
+
+    For the main thread of a process.
+    """
+    if settings.processes == 1:
+        return run_process(settings)
+    setup_logging(settings.log_level, json=settings.log_json)
+    try:
+        with ExitStack() as stack:
+            port = stack.enter_context(_held_port(settings.host, settings.port))
+            http_port = settings.http_port
+            if http_port >= 0:
+                http_port = stack.enter_context(_held_port(settings.host, http_port))
+            shared = settings.model_copy(update={"port": port, "http_port": http_port})
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="radixfleet-router-")))
+            return asyncio.run(_Supervisor(shared, folder).run())
+    except OSError as error:
+        return complain(error)
+
+
+@contextmanager
+def _held_port(host: str, port: int) -> Iterator[int]:
+    """The port, kept from all but our own processes. Raises OSError when somebody listens on it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as alone, socket.socket(family, socket.SOCK_STREAM) as shared:
+        alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        shared.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            # First without sharing: a router of somebody else's would share the port, and get half of our requests.
+            alone.bind((host, port))
+            port = alone.getsockname()[1]
+            alone.close()
+            shared.bind((host, port))
+        except OSError as error:
+            reason = f"cannot listen on {local_address(host, port)} ({error.strerror}): choose another port, or 0"
+            raise OSError(error.errno, reason) from error
+        yield port
+
+
+class _Supervisor:
+    """Of the processes of one router."""
+
+    def __init__(self, settings: RouterSettings, folder: Path) -> None:
+        self._settings = settings
+        self._places = [Place(folder, index) for index in range(settings.processes)]
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._served: set[int] = set()
+
+    async def run(self) -> int:
+        """Until told to stop; 0, or the exit code of a process that cannot serve."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        announcing = asyncio.create_task(self._announce())
+        keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
+        ended, others = await asyncio.wait(keeping, return_when=asyncio.FIRST_EXCEPTION)
+        for task in (announcing, *others):
+            task.cancel()
+        await asyncio.gather(announcing, *others, return_exceptions=True)
+        for task in ended:
+            error = task.exception()
+            if isinstance(error, _NeverServed):
+                return error.code
+            if error is not None:
+                raise error
+        return 0
+
+    async def _keep(self, place: Place) -> None:
+        """Start the process again and again, until all shall stop."""
+        loop = asyncio.get_running_loop()
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while not self._stopping.is_set():
+                began_s = loop.time()
+                code = await self._life(place)
+                if self._stopping.is_set():
+                    return
+                if place.index not in self._served:
+                    raise _NeverServed(code)
+                pause_s = _FIRST_PAUSE_S if loop.time() - began_s >= _LASTING_S else min(2 * pause_s, _LONGEST_PAUSE_S)
+                _log.error("a router process ended, starting another", process=place.index, code=code, pause_s=pause_s)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause_s):
+                        await self._stopping.wait()
+        finally:
+            self._end(place)
+
+    async def _life(self, place: Place) -> int:
+        """One process from its start to its end; its exit code."""
+        settings = self._settings
+        metrics_port = settings.metrics_port if place.index == 0 else 0
+        own = settings.model_copy(update={"metrics_port": metrics_port, "address_file": None, "processes": 1})
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router.process", str(os.getpid())),
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C at the terminal reaches the supervisor alone, which passes it on
+        )
+        self._processes[place.index] = process
+        assert process.stdin is not None, "asked for as a pipe"
+        with suppress(ConnectionError):  # it has ended already, and its exit code says why
+            process.stdin.write(pickle.dumps((own, place)))
+            await process.stdin.drain()
+            process.stdin.close()
+        if self._stopping.is_set():
+            process.terminate()
+        code = await process.wait()
+        if await asyncio.to_thread(place.file.exists):
+            self._served.add(place.index)
+        await asyncio.to_thread(place.withdraw)
+        return code
+
+    async def _announce(self) -> None:
+        """Once all serve, tell scripts and the log where."""
+        while not await asyncio.to_thread(lambda: all(place.file.exists() for place in self._places)):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)  # other processes tell by files
+        address = local_address(self._settings.host, self._settings.port)
+        await asyncio.to_thread(publish_addresses, self._settings, address, self._settings.http_port)
+        _log.info("all router processes listen", address=address, processes=len(self._places))
+
+    def _stop(self) -> None:
+        """Told to. A second time: each process is told again, and cuts its drain short."""
+        self._stopping.set()
+        for process in self._processes.values():
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.terminate()
+
+    def _end(self, place: Place) -> None:
+        process = self._processes.get(place.index)
+        if process is not None and process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
