@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from router.dialects.http_address import engine_address, is_url
+
+
+@pytest.mark.parametrize(
+    ("written", "base", "root", "name"),
+    [
+        ("http://h:8000", "http://h:8000/v1", "http://h:8000", "openai@h:8000"),
+        ("http://h:8000/", "http://h:8000/v1", "http://h:8000", "openai@h:8000"),
+        ("http://h:8000/v1/", "http://h:8000/v1", "http://h:8000", "openai@h:8000"),
+        ("https://h/openai/v1", "https://h/openai/v1", "https://h/openai", "openai@h"),
+        ("https://h/api/v3", "https://h/api/v3", "https://h/api/v3", "openai@h"),
+        ("http://[::1]:80/v1#a/b", "http://[::1]:80/v1", "http://[::1]:80", "openai@[::1]:80#a/b"),
+        ("http://h:1#llama3%3A8b", "http://h:1/v1", "http://h:1", "openai@h:1#llama3:8b"),
+    ],
+)
+def test_what_an_address_means(written: str, base: str, root: str, name: str) -> None:
+    address = engine_address(written)
+    assert (address.base, address.root, address.name) == (base, root, name)
+    assert is_url(written)
+
+
+@pytest.mark.parametrize(
+    "written", ["ftp://h:1", "http://", "http://u:p@h:1", "http://h:99999", "http://h:1?key=x", "http://[::1", "h:1"]
+)
+def test_what_is_none(written: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        engine_address(written)
+
+
+def test_workers_that_speak_grpc_are_no_urls() -> None:
+    assert not is_url("h:1")
+    assert not is_url("[::1]:1")
+
+
+def test_a_key_in_an_address_is_not_repeated() -> None:
+    with pytest.raises(ValueError, match="--engine-api-key") as error:
+        engine_address("http://user:secret@h:1")
+    assert "secret" not in str(error.value)
