@@ -132,6 +132,8 @@ class RayHost:
         options = ["--head", "--include-dashboard=false", f"--temp-dir={self.files}/r", f"--resources={resources}"]
         if autoscaling_config is not None:
             options += ["--num-cpus=1", f"--autoscaling-config={autoscaling_config}"]
+            # Its nodes are further raylets of this host. The head then has the same id each time that it starts.
+            self.more_environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
         self._ray_start(*options)
 
     def ray_node(self, resources: str) -> None:
@@ -226,8 +228,6 @@ class RayHost:
             "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
-            "RAY_FAKE_CLUSTER": "1",  # nodes of an autoscaler are further raylets of this host
-            "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             # A raylet that is gone is noticed within two seconds, not ten.
             "RAY_health_check_initial_delay_ms": "1000",
             "RAY_health_check_period_ms": "500",
