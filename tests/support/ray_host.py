@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ echo up
 exec sleep infinity
 """
 _POLL_S = 0.1
-_STARTS = 3
+_STARTS, _START_S = 3, 240.0
 _CONSOLE = """
 import json, sys
 from deploy.fleet.cluster import Cluster, connected
@@ -161,8 +161,12 @@ class RayHost:
         for attempt in range(attempts):
             # Ray's processes outlive the command and would hold its pipes open.
             with (self.files / "ray-start.log").open("w") as log:
-                if self.popen(*command, stdout=log, stderr=log).wait(120) == 0:
-                    return
+                starting = self.popen(*command, stdout=log, stderr=log)
+                with suppress(subprocess.TimeoutExpired):
+                    if starting.wait(_START_S) == 0:
+                        return
+                starting.kill()
+                starting.wait()
             if "--head" in options and attempt + 1 < attempts:
                 self.run(str(BIN / "ray"), "stop", "--force", check=False)
         raise AssertionError((self.files / "ray-start.log").read_text())
