@@ -105,7 +105,7 @@ class Wanted:
                 kv_bytes_per_token=self.kv_bytes_per_token,
                 page_size=self.page_size,
                 mem_fraction_static=self.mem_fraction_static,
-                min_context_tokens=self.context_length or 1,
+                min_context_tokens=self.context_length,
                 peak_is_estimate=True,
             )
         )

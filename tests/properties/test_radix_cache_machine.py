@@ -21,8 +21,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes, seed_hash
 from tests.support.cached_sequence import CachedSequence, int32
+from worker.core.step import Int32Array
 from worker.memory.page_allocator import PageAllocator
-from worker.memory.radix_cache import Inserted, Namespace, RadixCache
+from worker.memory.radix_cache import Inserted, Match, Namespace, RadixCache
 
 MAX_TOKENS = 200
 Key = tuple[Namespace, bytes]
@@ -80,6 +81,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
         self.cache = RadixCache(self.allocator)
         self.model: dict[Key, Page] = {}
         self.running: list[Sequence] = []
+        self.waiting: list[tuple[Namespace, Int32Array, Match]] = []
         self.now = 0
         self.router_blocks: set[int] = set()
 
@@ -145,6 +147,22 @@ class RadixCacheMachine(RuleBasedStateMachine):
         if fits:
             self.evict_from_model(max(missing - free, 0))
             assert sequence.computed == end
+
+    @rule(namespace=namespaces, tokens=prompts)
+    def wait(self, namespace: Namespace, tokens: list[int]) -> None:
+        """A request that is to be looked up again and again until it is admitted."""
+        waiting = int32(tokens)
+        self.waiting = [*self.waiting[-5:], (namespace, waiting, self.cache.match(namespace, waiting))]
+
+    @rule(remembers=st.booleans())
+    def look_again(self, remembers: bool) -> None:
+        """What is found from an earlier match on, of whatever age, is what is found from the root on."""
+        for index, (namespace, tokens, known) in enumerate(self.waiting):
+            again, anew = self.cache.match(namespace, tokens, known=known), self.cache.match(namespace, tokens)
+            assert (again.length, again.node) == (anew.length, anew.node)
+            assert again.pages.tolist() == anew.pages.tolist() == self.longest(namespace, tokens.tolist(), len(tokens))
+            if remembers:
+                self.waiting[index] = (namespace, tokens, again)
 
     # What the engine does.
 
@@ -303,6 +321,9 @@ def test_random_walk(kind: type[RadixCacheMachine], seed: int) -> None:
         namespace = random.choice([("m",), ("m", "a"), ("ma",)])
         length = random.randint(1, MAX_TOKENS)
         tokens = splice(random.randrange(5), random.randrange(5), random.randint(0, length), length)
+        if random.random() < 0.1:
+            machine.wait(namespace, tokens)
+        machine.look_again(remembers=random.random() < 0.3)
         step = random.random()
         if step < 0.35 and len(machine.running) < 6:
             machine.begin(namespace, tokens)

@@ -159,11 +159,17 @@ SchedulerMachine.TestCase.settings = settings(
 )
 TestScheduler = SchedulerMachine.TestCase
 
+_LONG_STEPS = 1_700
+"""Of each of six runs: more than 10,000 steps together, with all books checked after every one of them."""
+
 
 @pytest.mark.parametrize("in_flight", [1, 2])
 @pytest.mark.parametrize(("page_size", "order"), [(1, "lpm"), (2, "fcfs"), (16, "priority")])
 def test_a_long_run_loses_nothing(page_size: int, order: str, in_flight: int) -> None:
-    """Behaviours 8, 10: a long run of requests, aborts, failures and retractions in a pool that is too small."""
+    """Behaviours 8, 10: a long run of requests, aborts, failures and retractions in a pool that is too small.
+
+    The books, conservation of pages among them, are checked after each step.
+    """
     random = np.random.default_rng(page_size * 10 + in_flight)
     worker = SimWorker(
         num_pages=128 // page_size + 2,
@@ -176,7 +182,9 @@ def test_a_long_run_loses_nothing(page_size: int, order: str, in_flight: int) ->
         shared_prefix_tokens=16,
         check_each_act=False,
     )
-    for turn in range(1_700):
+    turn = 0
+    while len(worker.plans) < _LONG_STEPS:
+        turn += 1
         if random.random() < 0.15:
             own = random.integers(0, _VOCAB, random.integers(1, 6))
             submit = make_submit(
@@ -193,8 +201,7 @@ def test_a_long_run_loses_nothing(page_size: int, order: str, in_flight: int) ->
         if random.random() < 0.01:
             worker.runner.faults.step_errors[len(worker.plans) + 1] = "injected"
         worker.step(in_flight=in_flight)
-        if turn % 10 == 0:
-            worker.scheduler.check()
+        worker.scheduler.check()
     worker.run(in_flight=in_flight)
     worker.assert_idle()
     for uid in worker.told:

@@ -13,8 +13,10 @@
     prefill   the device, in a step with chunks        a smaller chunk, a smaller share  fewer requests
     decode    the device, in a step without            fewer requests, a smaller share   a smaller chunk
     sampling  the device, over the vocabulary          fewer requests, a smaller share   a smaller chunk
-    kv_full   KV pages, while requests run             fewer requests, more KV           a smaller chunk
+    kv_full   KV pages, while requests run             fewer requests, more KV           a bound that does not bind
               KV pages, for one request alone          more KV, a shorter request        fewer requests
+
+"More KV" is what raises the bound that the pool's size comes from: see `MORE_KV`.
 
 Pure: stage and numbers in, text out. The plan of memory raises it; the engine logs it and puts it into statuses.
 """
@@ -58,6 +60,8 @@ class Shortage:
     bound: Bound | None = None
     enough: str = ""
     """The value of the advised setting that would do, where it can be told."""
+    kv_bound: Bound = Bound.FRACTION
+    """At KV_FULL: what the pool's size comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,18 @@ class Advice:
     text: str
     """One or two sentences with the numbers, for a log line or a status."""
     setting: str
-    """The setting to change first, as it is named in a settings file."""
+    """The setting, or the request's parameter, to change first, as it is named in a settings file."""
 
 
 _MORE_MEMORY = (
     "Use a device with more memory (--device-memory where its size is a setting), a smaller model or a quantized one"
 )
-_MORE_KV = "--mem-fraction-static, --max-total-tokens, --device-memory"
+MORE_KV = {
+    Bound.FRACTION: "a larger --mem-fraction-static or --device-memory",
+    Bound.ACTIVATIONS: "a smaller --chunked-prefill-size or a larger --device-memory",
+    Bound.CAP: "a larger --max-total-tokens, which is what bounds it",
+}
+"""What makes a KV pool larger, by what bounds it; to raise another bound changes nothing."""
 
 _TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
     (Stage.LOAD, None): (
@@ -134,12 +143,12 @@ _TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
     (Stage.KV_FULL, None): (
         "max_running_requests",
         "The KV pool of {available} is full and the running requests need {needed}. Run fewer at once "
-        f"(--max-running-requests) or on more workers, or give the pool more ({_MORE_KV}).",
+        "(--max-running-requests) or on more workers, or give the pool more: {more_kv}.",
     ),
     (Stage.KV_FULL, Bound.ONE_REQUEST): (
-        "max_total_tokens",
+        "max_new_tokens",
         "The KV pool of {available} is too small for one request, which runs alone and needs {needed}. "
-        f"Lower its max_new_tokens or shorten its prompt, or give the pool more ({_MORE_KV}).",
+        "Lower its max_new_tokens or shorten its prompt, or give the pool more: {more_kv}.",
     ),
 }
 
@@ -155,6 +164,7 @@ def advise(stage: Stage, shortage: Shortage) -> Advice:
         text=text.format(
             needed=needed,
             available=available,
+            more_kv=MORE_KV[shortage.kv_bound],
             enough=f" to {shortage.enough} or more" if shortage.enough else "",
             numbers="" if shortage.needed is None else f": it asked for {needed} and {available} were free",
         ),

@@ -24,6 +24,7 @@ PADDING_PAGE = 0
 
 
 _CHECKED_AT_ONCE = 65_536
+_FEW = 8
 
 
 class PageError(AssertionError):
@@ -61,7 +62,8 @@ class PageAllocator:
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._is_free[PADDING_PAGE] = False
         # Scratch of `_check_freeable`, so that finding a repeated page costs no sort.
-        self._position = np.zeros(num_pages, dtype=np.int64)
+        self._position = np.zeros(num_pages, dtype=np.int32)
+        self._order = np.arange(num_pages, dtype=np.int32)
 
     @property
     def total_pages(self) -> int:
@@ -89,8 +91,9 @@ class PageAllocator:
 
         Raises PageError, with nothing changed, if any of them may not be freed.
         """
-        self._check_freeable(pages)
         count = len(pages)
+        if count > _FEW or not self._are_freeable(pages.tolist()):
+            self._check_freeable(pages)
         # Reversed, as `allocate` reverses again: pages freed together come back in the order they had.
         self._stack[self._num_free : self._num_free + count] = pages[::-1]
         self._num_free += count
@@ -119,6 +122,11 @@ class PageAllocator:
         if self._is_free[PADDING_PAGE]:
             raise PageError("the padding sink is on the free list")
 
+    def _are_freeable(self, pages: list[int]) -> bool:
+        """The same answer as `_check_freeable`, sooner for a few of them: what a request has at its end."""
+        in_use = all(PADDING_PAGE < page < self.num_pages and not self._is_free[page] for page in pages)
+        return in_use and len(set(pages)) == len(pages)
+
     def _check_freeable(self, pages: npt.NDArray[np.integer]) -> None:
         if not len(pages):
             return
@@ -128,7 +136,7 @@ class PageAllocator:
         freed_already = self._is_free[pages]
         if freed_already.any():
             raise PageError(f"page {int(pages[freed_already][0])} is freed twice")
-        order = np.arange(len(pages))
+        order = self._order[: len(pages)]
         self._position[pages] = order
         # Where a page is repeated only its last position stayed.
         repeated = self._position[pages] != order

@@ -27,6 +27,8 @@ _LARGEST_CHUNK = 16384
 _KV_TOKENS_PER_ROW = 512
 _MOST_ROWS = 256
 _MOST_ROWS_CPU = 32
+_LEAST_CONTEXT_TOKENS = 128
+"""A pool that cannot hold one request of this length is of no use, unless the operator asked for so small a one."""
 
 
 class MemoryPlanError(Exception):
@@ -53,8 +55,9 @@ class MemoryDemand:
     mem_fraction_static: float = 0.9
     max_total_tokens: int | None = None
     """Cap on the KV pool in tokens; None: none."""
-    min_context_tokens: int = 1
-    """Length that one request must be able to reach, prompt and completion: what the operator asked for, else 1."""
+    min_context_tokens: int | None = None
+    """Length that one request must be able to reach, prompt and completion: what the operator asked for. None: nothing
+    was, and any length of use will do."""
     peak_is_estimate: bool = False
     """The activation peak was worked out, not measured: a plan made without the device."""
 
@@ -130,7 +133,7 @@ def plan_memory(demand: MemoryDemand) -> MemoryPlan:
     limits = _kv_limits(demand, remaining, page_bytes)
     bound = min(limits, key=lambda which: limits[which])
     num_pages = max(limits[bound], 0) // page_bytes
-    needed_pages = 1 + pages_for(demand.min_context_tokens, demand.page_size)
+    needed_pages = 1 + pages_for(_least_context(demand), demand.page_size)
     if num_pages < needed_pages:
         raise MemoryPlanError(_advice_for_small_pool(demand, limits, bound, needed_pages * page_bytes, remaining))
     kv_bytes = num_pages * page_bytes
@@ -149,6 +152,11 @@ def plan_memory(demand: MemoryDemand) -> MemoryPlan:
         ),
         peak_is_estimate=demand.peak_is_estimate,
     )
+
+
+def kv_bound_of(pools: MemoryPools) -> Bound:
+    """What the KV pool's size comes from, by the words in `pools.bounded_by`."""
+    return next((bound for bound in (Bound.CAP, Bound.ACTIVATIONS) if bound in pools.bounded_by), Bound.FRACTION)
 
 
 def chunked_prefill_size_for(device_bytes: int) -> int:
@@ -170,8 +178,14 @@ def max_running_requests_for(kv_tokens: int, *, on_cpu: bool) -> int:
 def _check_settings(demand: MemoryDemand) -> None:
     if not 0 < demand.mem_fraction_static < 1:
         raise ValueError(f"mem_fraction_static is in (0, 1), not {demand.mem_fraction_static}")
-    if demand.page_size < 1 or demand.kv_bytes_per_token < 1 or demand.min_context_tokens < 1:
+    if demand.page_size < 1 or demand.kv_bytes_per_token < 1 or _least_context(demand) < 1:
         raise ValueError("page_size, kv_bytes_per_token and min_context_tokens are at least 1")
+
+
+def _least_context(demand: MemoryDemand) -> int:
+    if demand.min_context_tokens is not None:
+        return demand.min_context_tokens
+    return min(_LEAST_CONTEXT_TOKENS, demand.max_total_tokens or _LEAST_CONTEXT_TOKENS)
 
 
 def _kv_limits(demand: MemoryDemand, remaining: int, page_bytes: int) -> dict[Bound, int]:
@@ -196,7 +210,7 @@ def _advice_for_small_pool(
     if needed > limits[Bound.ACTIVATIONS]:
         return advise(Stage.START, Shortage(needed, max(limits[Bound.ACTIVATIONS], 0), Bound.ACTIVATIONS))
     if bound is Bound.CAP:
-        enough = str(demand.min_context_tokens)
+        enough = str(_least_context(demand))
         return advise(Stage.START, Shortage(needed, limits[Bound.CAP], Bound.CAP, enough))
     return advise(Stage.START, Shortage(needed, limits[Bound.FRACTION], Bound.FRACTION, f"{share:g}"))
 

@@ -48,6 +48,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,7 @@ from radixfleet.blocks import BLOCK_TOKENS
 from worker.core.messages import BlockRun
 from worker.core.step import Int32Array
 from worker.memory.block_events import BlockEvents, HashArray
-from worker.memory.page_allocator import PageAllocator, PageError, pages_of, slots_of
+from worker.memory.page_allocator import PageAllocator, PageError, slots_of
 from worker.memory.portions import PER_NODE, Portions
 from worker.memory.radix_tree import (
     Node,
@@ -76,9 +77,10 @@ from worker.memory.radix_tree import (
 
 Namespace = tuple[str, ...]
 
+_NO_PAGES: Int32Array = np.empty(0, dtype=np.int32)
 
-@dataclass(frozen=True, slots=True)
-class Match:
+
+class Match(NamedTuple):
     """The longest cached prefix found. Protects nothing: lock it before anything is inserted, allocated or evicted."""
 
     length: int
@@ -191,19 +193,17 @@ class RadixCache:
         from its end, and costs what was cached since then, however long the prefix is.
         """
         _check_dtype(tokens)
-        end = len(tokens) if limit is None else min(limit, len(tokens))
-        end -= end % self.page_size
         page_size = self.page_size
+        end = len(tokens) if limit is None else min(limit, len(tokens))
+        end -= end % page_size
         found, position = _still_there(known)
+        node = found or self._roots.get(namespace)
         if found is not None and position < found.end:
             # It left the node's run here, unless the node has grown since.
-            if position < end and _page_at(found.tokens, position - found.start, page_size) == _page_at(
-                tokens, position, page_size
-            ):
-                position += self._common_pages(found.tokens[position - found.start :], tokens[position:end])
-            if position < found.end:
-                return Match(position, page_size, namespace, found, found.cuts)
-        node = found if found is not None else self._roots.get(namespace)
+            begin = position - found.start
+            if position < end and _page_at(found.tokens, begin, page_size) == _page_at(tokens, position, page_size):
+                position += self._common_pages(found.tokens[begin:], tokens[position:end])
+            node = found if position == found.end else None
         while node is not None and position < end:
             node = node.children.get(_page_at(tokens, position, page_size))
             if node is not None:
@@ -212,6 +212,8 @@ class RadixCache:
                 found = node
                 if length < len(node.tokens):
                     break
+        if known is not None and found is known.node and position == known.length:
+            return known
         return Match(position, page_size, namespace, found, found.cuts if found is not None else 0)
 
     def lock(self, match: Match) -> Handle:
@@ -247,8 +249,7 @@ class RadixCache:
         start, end = handle.length, len(tokens) - len(tokens) % self.page_size
         if end <= start:
             return Inserted(start, _joined([]), _joined([]), self.page_size)
-        own_pages = self._whole_pages(slots[start:end])
-        tree_pages = own_pages.copy()
+        tree_pages = own_pages = self._whole_pages(slots[start:end])
         node, position = handle.node, start
         while position < end:
             child = node.children.get(_page_at(tokens, position, self.page_size))
@@ -258,11 +259,14 @@ class RadixCache:
                 break
             length = self._common_pages(child.tokens, tokens[position:end])
             node = child if length == len(child.tokens) else split(child, length, self.page_size)
+            if tree_pages is own_pages:
+                tree_pages = own_pages.copy()
             tree_pages[index : index + len(node.pages)] = node.pages
             position += length
         self._acquire(node, until=handle.node)
         handle._node = node
-        return Inserted(start, tree_pages, own_pages[own_pages != tree_pages], self.page_size)
+        duplicates = _NO_PAGES if tree_pages is own_pages else own_pages[own_pages != tree_pages]
+        return Inserted(start, tree_pages, duplicates, self.page_size)
 
     def unlock(self, handle: Handle) -> None:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
@@ -290,6 +294,7 @@ class RadixCache:
         """Free `num_pages` pages, or all that are evictable; return how many. O(pages freed), not O(tree)."""
         num_pages = min(num_pages, self._evictable_pages)
         freed: list[Int32Array] = []
+        gone: list[HashArray] = []
         wanted = num_pages
         while wanted > 0:
             leaf = next(iter(self._evictable))
@@ -299,12 +304,13 @@ class RadixCache:
             if leaf.parent is None and parent is not None:
                 del self._evictable[leaf]
                 self._drop_if_empty(parent)
-            self.block_events.evict(hashes)
             freed.append(pages)
+            gone.append(hashes)
             wanted -= taken
         if freed:
             self.version += 1
             self._evictable_pages -= num_pages
+            self.block_events.evict(np.concatenate(gone))
             self._allocator.free(np.concatenate(freed))
         return max(num_pages, 0)
 
@@ -384,8 +390,8 @@ class RadixCache:
         return length - length % self.page_size
 
     def _whole_pages(self, slots: npt.NDArray[np.integer]) -> Int32Array:
-        pages = pages_of(slots, self.page_size)
-        if (slots.reshape(-1, self.page_size) - pages[:, None] * self.page_size != self._offsets).any():
+        pages = slots[:: self.page_size] // np.int32(self.page_size)
+        if (slots.reshape(-1, self.page_size) - (pages * np.int32(self.page_size))[:, None] != self._offsets).any():
             raise PageError("the slots of a sequence do not fill whole pages in order")
         return pages
 
@@ -441,7 +447,7 @@ def _page_at(tokens: Int32Array, position: int, page_size: int) -> bytes:
 
 
 def _joined(parts: list[Int32Array]) -> Int32Array:
-    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+    return np.concatenate(parts) if parts else _NO_PAGES
 
 
 def _check_dtype(tokens: Int32Array) -> None:

@@ -9,6 +9,7 @@ A row belongs to one request from `take_row` to `release_row`; whoever releases 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from worker.core.step import Int32Array
 from worker.memory.page_allocator import PageError
@@ -24,7 +25,7 @@ class ReqToTokenPool:
         self.table: Int32Array = np.zeros((max_rows, max_context), dtype=np.int32)
         """int32 [max_rows, max_context]."""
         self._free_rows = list(range(max_rows - 1, -1, -1))
-        self._taken = [False] * max_rows
+        self._taken = np.zeros(max_rows, dtype=np.bool_)
 
     @property
     def free_rows(self) -> int:
@@ -50,13 +51,18 @@ class ReqToTokenPool:
         self._check_span(row, start, start + len(slots))
         self.table[row, start : start + len(slots)] = slots
 
-    def write_each(self, rows: list[int], starts: list[int], slots: Int32Array) -> None:
+    def write_each(self, rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], slots: Int32Array) -> None:
         """Set positions [starts[i], starts[i] + n) of the taken row rows[i] to slots[i], for int32 [len(rows), n]."""
+        if not len(rows):
+            return
         width = slots.shape[1]
-        for row, start in zip(rows, starts, strict=True):
-            self._check_span(row, start, start + width)
-        columns = np.array(starts, np.int64)[:, None] + np.arange(width)
-        self.table[np.array(rows, np.int64)[:, None], columns] = slots
+        if not self._taken[rows].all():
+            raise PageError("a row is not taken")
+        if starts.min() < 0 or starts.max() + width > self.max_context:
+            raise PageError(
+                f"positions {starts.min()}..{starts.max() + width} are outside the context of {self.max_context} tokens"
+            )
+        self.table[rows[:, None], starts[:, None] + np.arange(width)] = slots
 
     def slots(self, row: int, start: int, end: int) -> Int32Array:
         """Slots of positions [start, end) of a taken row: a view, so copy it to keep it."""

@@ -32,6 +32,7 @@ from worker.core.logits import Float32Array, Logprobs, StepLogprobs
 from worker.core.messages import Ready
 from worker.core.out_of_memory import OutOfMemory
 from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan, StepResult
+from worker.memory.advisor import Bound
 from worker.runner.row_logprobs import RowLogprobs
 
 _U64Array = npt.NDArray[np.uint64]
@@ -166,7 +167,7 @@ class SimRunner:
                 weights_bytes=_WEIGHTS_BYTES,
                 kv_bytes=kv_bytes,
                 activations_bytes=_ACTIVATIONS_BYTES,
-                bounded_by="the size that the simulation was given",
+                bounded_by=f"{Bound.CAP} = {config.kv_tokens}, as the simulation was given",
             ),
             num_parameters=_NUM_PARAMETERS,
             dtype="simulated",

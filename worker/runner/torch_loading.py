@@ -230,7 +230,7 @@ class _Loading:
                 page_size=self._config.page_size,
                 mem_fraction_static=self._config.mem_fraction_static,
                 max_total_tokens=self._config.max_total_tokens,
-                min_context_tokens=self._config.max_context_tokens or 1,
+                min_context_tokens=self._config.max_context_tokens,
             )
         )
 

@@ -8,8 +8,6 @@ pool full.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
 from worker.memory.page_allocator import pages_for
 from worker.memory.radix_cache import Match
 from worker.scheduling.assembly import Piece
@@ -18,7 +16,9 @@ from worker.scheduling.holdings import Holding, Holdings
 from worker.scheduling.limits import Limits
 from worker.scheduling.prefill import next_chunk, sibling
 from worker.scheduling.queue import WINDOW, WaitingQueue
-from worker.scheduling.request import Request, State
+from worker.scheduling.request import Request
+from worker.scheduling.rows import RowIndex
+from worker.scheduling.running import Running
 
 
 class Admission:
@@ -38,7 +38,7 @@ class Admission:
         request.expected_cached = self._cached_tokens(request)
         self.queue.push(request)
 
-    def admit(self, running: Mapping[int, Request], budget: int, seats: int, *, step_is_empty: bool) -> list[Piece]:
+    def admit(self, running: Running, budget: int, seats: int, *, step_is_empty: bool) -> list[Piece]:
         """Take at most `seats` requests from the queue, and give each its first chunk: `budget` tokens together.
 
         Those admitted are in PREFILL, hold a row and all pages for their prompt, and are to be added to `running` by
@@ -50,8 +50,9 @@ class Admission:
         if seats < 1 or not self._may_go_on(budget):
             self._note_lack_of_rows()
             return admitted
-        unfilled = [request for request in running.values() if request.settled < len(request.fill_ids)]
-        forecast = self._forecast(running.values())
+        rows, columns = running.rows, self._holdings.rows
+        unfilled = running.at(rows[columns.settled[rows] < columns.filled[rows]])
+        forecast = self._forecast(rows)
         misses = 0
         for request in self.queue.candidates(self._cached_tokens, seats + WINDOW):
             piece = self._try(request, unfilled, forecast, budget, is_first=step_is_empty and not admitted)
@@ -72,7 +73,7 @@ class Admission:
     def _may_go_on(self, budget: int) -> bool:
         return self.queue.has_candidates and budget > 0 and self._holdings.table.free_rows > 0
 
-    def could_fit_beside(self, request: Request, kept: Iterable[Request]) -> bool:
+    def could_fit_beside(self, request: Request, kept: RowIndex) -> bool:
         """Whether a waiting request would find room if `kept` alone ran: a no is sure, a yes is not.
 
         What `kept` has locked in the cache is not counted, as a part of it may be what `request` shares.
@@ -102,9 +103,7 @@ class Admission:
             return None
         self.queue.take(request)
         request.known_match = None
-        request.holding = holding
-        request.planned = request.settled = match.length
-        request.state = State.PREFILL
+        request.seat(holding)
         return piece
 
     def _take(self, request: Request, match: Match, forecast: Forecast) -> Holding | None:
@@ -124,9 +123,9 @@ class Admission:
             self._holdings.cache.unlock(handle)
         return holding
 
-    def _forecast(self, running: Iterable[Request]) -> Forecast:
+    def _forecast(self, running: RowIndex) -> Forecast:
         forecast = Forecast(self._limits.page_size, self.growth_share.value)
-        forecast.add_all(running)
+        forecast.add_all(running, self._holdings.rows)
         return forecast
 
     def _fits(self, forecast: Forecast, candidate_pages: int) -> bool:

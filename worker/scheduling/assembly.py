@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from worker.core.step import Int32Array, RowStart, StepPlan
 from worker.memory.req_to_token import ReqToTokenPool
 from worker.scheduling.request import Request
+from worker.scheduling.rows import RowIndex
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -21,15 +23,37 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     samples: bool
 
 
+class Decodes(NamedTuple):
+    """The part of a step in which requests compute one token each, beyond their `fill_ids`."""
+
+    rows: RowIndex
+    requests: list[Request]
+    starts: npt.NDArray[np.int64]
+    """The position that each computes."""
+
+    def piece(self, index: int) -> Piece:
+        """One of them."""
+        return Piece(self.requests[index], int(self.starts[index]), 1, samples=True)
+
+
 class Launched(NamedTuple):
-    """What is remembered of a step until its result is there."""
+    """What is remembered of a step until its result is there. Its sequences: the decodes, then the chunks."""
 
     step: int
-    pieces: list[Piece]
-    num_decodes: int
-    """The first of the pieces are decodes, beyond their `fill_ids`."""
+    decodes: Decodes
+    chunks: list[Piece]
     slots: Int32Array
     """As in the plan: what the step writes."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the step."""
+        return len(self.decodes.rows) + len(self.chunks)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """All of them, made anew on each access."""
+        return [self.decodes.piece(index) for index in range(len(self.decodes.rows))] + self.chunks
 
 
 def row_start(request: Request, table: ReqToTokenPool) -> RowStart:
@@ -54,21 +78,22 @@ def row_start(request: Request, table: ReqToTokenPool) -> RowStart:
 
 
 def assemble(
-    step: int, starts_rows: tuple[RowStart, ...], pieces: list[Piece], num_decodes: int, table: ReqToTokenPool
+    step: int, starts_rows: tuple[RowStart, ...], decodes: Decodes, chunks: list[Piece], table: ReqToTokenPool
 ) -> StepPlan:
-    """The plan of a step: the first `num_decodes` pieces are decodes (length 1, input relayed), the rest chunks."""
-    rows = np.array([piece.request.holding.row for piece in pieces], dtype=np.int32)  # type: ignore[union-attr]
-    starts = np.array([piece.start for piece in pieces], dtype=np.int32)
-    chunks = pieces[num_decodes:]
-    lengths = np.ones(len(pieces), dtype=np.int32)
-    lengths[num_decodes:] = [piece.length for piece in chunks]
-    samples = np.ones(len(pieces), dtype=np.bool_)
-    samples[num_decodes:] = [piece.samples for piece in chunks]
-    decode_slots = table.table[rows[:num_decodes], starts[:num_decodes]]
-    chunk_slots = [
-        table.slots(row, c.start, c.start + c.length) for row, c in zip(rows[num_decodes:], chunks, strict=True)
-    ]
-    chunk_ids = [c.request.fill_ids[c.start : c.start + c.length] for c in chunks]
+    """The plan of a step: first the decodes (length 1, input relayed), then the chunks."""
+    num_decodes = len(decodes.rows)
+    num_sequences = num_decodes + len(chunks)
+    rows, starts, lengths = np.ones((3, num_sequences), dtype=np.int32)
+    samples, relayed = np.ones((2, num_sequences), dtype=np.bool_)
+    rows[:num_decodes] = decodes.rows
+    starts[:num_decodes] = decodes.starts
+    rows[num_decodes:] = [chunk.request.held.row for chunk in chunks]
+    starts[num_decodes:] = [chunk.start for chunk in chunks]
+    lengths[num_decodes:] = [chunk.length for chunk in chunks]
+    samples[num_decodes:] = [chunk.samples for chunk in chunks]
+    relayed[num_decodes:] = False
+    slots = [table.slots(c.request.held.row, c.start, c.start + c.length) for c in chunks]
+    input_ids = [c.request.fill_ids[c.start : c.start + c.length] for c in chunks]
     return StepPlan(
         step=step,
         starts_rows=starts_rows,
@@ -76,7 +101,7 @@ def assemble(
         starts=starts,
         lengths=lengths,
         samples=samples,
-        relayed=np.arange(len(pieces)) < num_decodes,
-        input_ids=np.concatenate([np.zeros(num_decodes, dtype=np.int32), *chunk_ids]),
-        slots=np.concatenate([decode_slots, *chunk_slots]),
+        relayed=relayed,
+        input_ids=np.concatenate([np.zeros(num_decodes, dtype=np.int32), *input_ids]),
+        slots=np.concatenate([table.table[decodes.rows, decodes.starts], *slots]),
     )

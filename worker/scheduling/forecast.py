@@ -17,14 +17,12 @@ while everything is counted, so that what was retracted does not come back only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
 
 import numpy as np
 
 from worker.scheduling.request import Request
-
-_Facts = tuple[int, int, int, int]
-"""Of a request: pages of its own, positions planned, tokens of `fill_ids`, positions that it may take at most."""
+from worker.scheduling.rows import Column, RowIndex, Rows
 
 _MARGIN = 1.25
 _MEMORY = 50
@@ -66,47 +64,47 @@ class GrowthShare:
 
 
 class Forecast:
-    """The peak over a set of running requests, to which candidates are added. Made anew for each plan."""
+    """The peak over a set of running requests, to which candidates are added. Made anew for each plan.
+
+    The arrays are sorted by what is to come, longest first.
+    """
 
     def __init__(self, page_size: int, share: float) -> None:
         self._page_size = page_size
         self._share = share
-        self._facts: list[_Facts] = []
-        self._all = np.empty((0, 4), np.int64)
-        """The same of those that came by `add_all`."""
+        self._to_come = self._own = self._rounding = np.empty(0, np.int64)
         self.own_pages = 0
         """Pages that the requests own now."""
 
     def add(self, request: Request, own_pages: int) -> None:
         """One request more, which owns `own_pages` pages, those for its whole prompt included."""
+        length = max(request.planned, len(request.fill_ids))
+        to_come = math.ceil((request.final_tokens - length) * self._share)
+        rounding = self._page_size - 1 - -length % self._page_size
+        place = len(self._to_come) - int(np.searchsorted(self._to_come[::-1], to_come, side="left"))
+        self._to_come = _inserted(self._to_come, place, to_come)
+        self._own = _inserted(self._own, place, own_pages)
+        self._rounding = _inserted(self._rounding, place, rounding)
         self.own_pages += own_pages
-        self._facts.append((own_pages, request.planned, len(request.fill_ids), request.final_tokens))
 
-    def add_all(self, requests: Iterable[Request]) -> None:
-        """All of them, which hold what they own. One loop over plain attributes: it runs for each plan that looks at
-        the queue, and a call or two for each request would take longer than all that follows.
-        """
-        page_size, facts = self._page_size, []
-        for request in requests:
-            held = request.holding
-            assert held is not None
-            own_pages = (held.allocated - held.kept) // page_size
-            if held.duplicates:
-                own_pages += sum(map(len, held.duplicates))
-            self.own_pages += own_pages
-            facts.append((own_pages, request.planned, len(request.fill_ids), request.final_tokens))
-        self._all = np.array(facts, np.int64).reshape(-1, 4)
+    def add_all(self, running: RowIndex, rows: Rows) -> None:
+        """All of them, which hold what they own. Only once, and before the others."""
+        assert not len(self._to_come), "the first to be added"
+        own = rows.own_pages[running]
+        length = np.maximum(rows.planned[running], rows.filled[running])
+        to_come = np.ceil((rows.final[running] - length) * self._share).astype(np.int64)
+        longest_first = np.argsort(-to_come, kind="stable")
+        self._to_come, self._own = to_come[longest_first], own[longest_first]
+        self._rounding = (self._page_size - 1 - -length % self._page_size)[longest_first]
+        self.own_pages = int(own.sum())
 
     def peak_pages(self) -> int:
         """The most pages that they will own together."""
-        if not self._facts and not len(self._all):
+        if not len(self._to_come):
             return 0
-        added = np.array(self._facts, np.int64).reshape(-1, 4)
-        own, planned, filled, final = np.concatenate([self._all, added]).T
-        length = np.maximum(planned, filled)
-        to_come = np.ceil((final - length) * self._share).astype(np.int64)
-        longest_first = np.argsort(-to_come, kind="stable")
-        to_come = to_come[longest_first]
-        rounding = np.cumsum((self._page_size - 1 - -length % self._page_size)[longest_first])
-        growing = np.arange(1, len(to_come) + 1) * to_come
-        return int((np.cumsum(own[longest_first]) + (growing + rounding) // self._page_size).max())
+        growing = np.arange(1, len(self._to_come) + 1) * self._to_come
+        return int((self._own.cumsum() + (growing + self._rounding.cumsum()) // self._page_size).max())
+
+
+def _inserted(column: Column, place: int, value: int) -> Column:
+    return np.concatenate([column[:place], [value], column[place:]])

@@ -24,21 +24,24 @@ from worker.core.step import Int32Array
 from worker.memory.page_allocator import PageAllocator, pages_for, pages_of, slots_of
 from worker.memory.radix_cache import Handle, RadixCache
 from worker.memory.req_to_token import ReqToTokenPool
+from worker.scheduling.rows import RowIndex, Rows
 
 
 @dataclass(slots=True, eq=False)
 class Holding:
     """What one request holds. See the map above."""
 
+    rows: Rows
     row: int
     handle: Handle
     matched: int
     """Tokens found in the cache at admission."""
-    kept: int
-    """`handle.length`: what the cache has of it, locked."""
-    allocated: int
-    """Positions that have a slot."""
     duplicates: list[Int32Array] = field(default_factory=list)
+
+    @property
+    def allocated(self) -> int:
+        """Positions that have a slot."""
+        return int(self.rows.allocated[self.row])
 
 
 class Holdings:
@@ -49,6 +52,7 @@ class Holdings:
         self.table = table
         self.cache = cache
         self.page_size = allocator.page_size
+        self.rows = Rows(table.max_rows)
 
     @property
     def available_pages(self) -> int:
@@ -75,26 +79,28 @@ class Holdings:
             return None
         self.table.write(row, 0, prefix_slots)
         self.table.write(row, matched, slots_of(pages, self.page_size))
-        return Holding(row, handle, matched, handle.length, matched + len(pages) * self.page_size)
+        self.rows.clear(row)
+        self.rows.allocated[row] = matched + len(pages) * self.page_size
+        self.rows.own_pages[row] = len(pages)
+        return Holding(self.rows, row, handle, matched)
 
-    def grow(self, holdings: list[Holding]) -> bool:
-        """One page more for each of `holdings`; False, with nothing changed, when there are too few."""
-        pages = self.cache.allocate(len(holdings))
+    def grow(self, rows: RowIndex) -> bool:
+        """One page more for each of `rows`, all different; False, with nothing changed, when there are too few."""
+        pages = self.cache.allocate(len(rows))
         if pages is None:
             return False
         slots = slots_of(pages, self.page_size).reshape(-1, self.page_size)
-        rows, starts = [holding.row for holding in holdings], [holding.allocated for holding in holdings]
-        self.table.write_each(rows, starts, slots)
-        for holding in holdings:
-            holding.allocated += self.page_size
+        self.table.write_each(rows, self.rows.allocated[rows], slots)
+        self.rows.allocated[rows] += self.page_size
+        self.rows.own_pages[rows] += 1
         return True
 
     def keep(self, holding: Holding, tokens: Int32Array) -> None:
         """Let the cache have the whole pages of `tokens`, the request's tokens from position 0 whose KV is there."""
         inserted = self.cache.insert(holding.handle, tokens, self.table.slots(holding.row, 0, len(tokens)))
-        holding.kept = holding.handle.length
         if len(inserted.duplicate_pages):
             holding.duplicates.append(inserted.duplicate_pages)
+        self.rows.own_pages[holding.row] -= len(inserted.pages) - len(inserted.duplicate_pages)
 
     def release(self, holding: Holding) -> None:
         """Give everything back. No launched step may read or write any of it any more."""
@@ -102,6 +108,7 @@ class Holdings:
         self.cache.unlock(holding.handle)
         self.allocator.free(own)
         self.table.release_row(holding.row)
+        self.rows.clear(holding.row)
 
     def own_pages(self, holding: Holding) -> Int32Array:
         """The pages that are the request's own: duplicates, and what lies behind the cached prefix."""
@@ -110,5 +117,4 @@ class Holdings:
 
     def num_own_pages(self, holding: Holding) -> int:
         """How many `own_pages` are."""
-        behind = (holding.allocated - holding.kept) // self.page_size
-        return behind + sum(map(len, holding.duplicates)) if holding.duplicates else behind
+        return int(self.rows.own_pages[holding.row])

@@ -67,7 +67,10 @@ def _check_frontiers(holdings: Holdings, request: Request) -> None:
     held, name = request.held, f"request {request.uid}"
     assert 0 <= held.matched <= request.settled <= request.planned <= held.allocated, f"{name}: frontiers out of order"
     assert held.allocated % holdings.page_size == 0
-    assert held.kept == held.handle.length, f"{name}: what is cached of it is counted wrongly"
+    assert holdings.num_own_pages(held) == len(holdings.own_pages(held)), f"{name}: its own pages are miscounted"
+    columns = held.rows
+    assert columns.filled[held.row] == len(request.fill_ids), f"{name}: what is to be computed is counted wrongly"
+    assert columns.final[held.row] == request.final_tokens, f"{name}: its row is another's"
     assert held.matched <= held.handle.length <= max(request.settled, held.matched), f"{name}: unsettled KV is cached"
     row_pages = pages_of(holdings.table.slots(held.row, 0, held.allocated), holdings.page_size)
     locked = []
@@ -108,6 +111,9 @@ def _check_states(waiting: list[Request], running: list[Request], leaving: list[
         assert request.planned == request.settled == 0
         assert not request.restarts
     for request in running:
+        made = len(request.outputs) + request.samples_in_flight
+        assert request.to_sample == request.submit.max_new_tokens - made, f"request {request.uid}: tokens to come"
+        assert request.held.rows.is_decoding[request.held.row] == (request.state is State.DECODE)
         filled = request.planned >= len(request.fill_ids)
         assert request.state is (State.DECODE if filled else State.PREFILL), f"request {request.uid}: {request.state}"
         assert not request.stale_steps or request.restarts, f"request {request.uid}: stale steps, and no new start"

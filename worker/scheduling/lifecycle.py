@@ -17,6 +17,7 @@ from worker.scheduling.counters import Counters
 from worker.scheduling.holdings import Holdings
 from worker.scheduling.limits import Limits
 from worker.scheduling.request import Request, State
+from worker.scheduling.running import Running
 from worker.scheduling.shortages import Shortages
 
 
@@ -34,8 +35,8 @@ class Lifecycle:
     ) -> None:
         self.requests: dict[int, Request] = {}
         """Those that have not ended, by uid."""
-        self.running: dict[int, Request] = {}
-        """PREFILL and DECODE, in the order of admission, by uid."""
+        self.running = Running(limits.max_running_requests)
+        """PREFILL and DECODE."""
         self.leaving: set[Request] = set()
         """RETRACTED and FINISHED that still have steps in flight."""
         self.left_rows: list[int] = []
@@ -58,7 +59,7 @@ class Lifecycle:
 
     def begin(self, request: Request) -> None:
         """It was admitted, for the first time or again after a retraction, of which nothing is told."""
-        self.running[request.uid] = request
+        self.running.add(request)
         if request.was_admitted:
             return
         request.was_admitted = True
@@ -92,7 +93,8 @@ class Lifecycle:
 
     def fail_outgrown(self, request: Request) -> None:
         """It is alone, and the pool is too small for its next token."""
-        shortage = Shortage(request.planned + 1, self._limits.kv_tokens, Bound.ONE_REQUEST)
+        limits = self._limits
+        shortage = Shortage(request.planned + 1, limits.kv_tokens, Bound.ONE_REQUEST, kv_bound=limits.kv_bound)
         self._fail(request, "RESOURCE_EXHAUSTED", advise(Stage.KV_FULL, shortage).text)
 
     def give_up(self, request: Request, advice: Advice) -> None:
@@ -135,7 +137,7 @@ class Lifecycle:
 
     def _leave(self, request: Request) -> None:
         """Plan it no more; it retires now, or when its launched steps have settled."""
-        del self.running[request.uid]
+        self.running.remove(request)
         self.leaving.add(request)
         if not request.in_flight:
             self._retire(request)
@@ -149,7 +151,7 @@ class Lifecycle:
         assert not request.in_flight
         assert not request.samples_in_flight
         if not request.is_poisoned:
-            self._holdings.keep(request.held, request.history()[: request.settled])
+            self._holdings.keep(request.held, request.history(request.settled))
         if request.submit.edits is not None:
             self.left_rows.append(request.held.row)
         self._holdings.release(request.held)
@@ -157,7 +159,5 @@ class Lifecycle:
         self.leaving.remove(request)
         if request.state is State.RETRACTED:
             request.state = State.WAITING
-            request.fill_ids = request.history()
-            request.planned = request.settled = 0
-            request.restarts = False
+            request.refill()
             self._admission.enqueue(request)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from worker.core.messages import Ready
+from worker.memory.advisor import MORE_KV, Bound
+from worker.memory.plan import kv_bound_of
 
 Order: TypeAlias = Literal["fcfs", "lpm", "priority"]
 """Who leaves the queue first: the oldest; the one with the longest cached prefix (with aging); the highest priority."""
@@ -31,6 +33,8 @@ class Limits:
     """With lpm: times that requests that came later may be admitted before one, which bounds its wait."""
     shared_prefix_tokens: int = 64
     """A request waits for another that is computing at least this many prompt tokens which it needs too."""
+    kv_bound: Bound = Bound.FRACTION
+    """What the size of the KV pool comes from, so that advice names the setting that would change it."""
 
     @classmethod
     def from_ready(cls, ready: Ready, order: Order = "fcfs", *, preempt: bool = False) -> Limits:
@@ -44,6 +48,7 @@ class Limits:
             max_context_tokens=ready.max_context_tokens,
             order=order,
             preempt=preempt and order == "priority",
+            kv_bound=kv_bound_of(ready.memory),
         )
 
     @property
@@ -80,6 +85,6 @@ class Limits:
         if total > self.kv_tokens:
             return (
                 f"{wanted}, but this worker's KV pool holds {self.kv_tokens} tokens; shorten the prompt, lower "
-                "max_new_tokens, or give the worker a larger KV pool (--mem-fraction-static, --device-memory)"
+                f"max_new_tokens, or give the worker a larger KV pool: {MORE_KV[self.kv_bound]}"
             )
         return None

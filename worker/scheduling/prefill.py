@@ -9,19 +9,20 @@ import numpy as np
 from worker.memory.radix_tree import common_length
 from worker.scheduling.assembly import Piece
 from worker.scheduling.limits import Limits
-from worker.scheduling.request import Request, State
+from worker.scheduling.request import Request
 
 
-def plan_chunks(running: Iterable[Request], budget: int, page_size: int) -> list[Piece]:
-    """The next chunks of the prompts that are begun, in the order of `running`: at most `budget` tokens together."""
+def plan_chunks(begun: Iterable[Request], budget: int, page_size: int) -> list[Piece]:
+    """The next chunks of the prompts that are begun, in the order given: at most `budget` tokens together."""
     chunks: list[Piece] = []
-    for request in running:
-        if request.state is State.PREFILL and not request.stale_steps and budget > 0:
-            piece = next_chunk(request, request.planned, budget, page_size, is_first=not chunks)
-            if piece is None:
-                break
-            chunks.append(piece)
-            budget -= piece.length
+    for request in begun:
+        if budget < 1:
+            break
+        piece = next_chunk(request, request.planned, budget, page_size, is_first=not chunks)
+        if piece is None:
+            break
+        chunks.append(piece)
+        budget -= piece.length
     return chunks
 
 

@@ -12,7 +12,7 @@ Used by the scheduler alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import numpy as np
 
 from worker.core.out_of_memory import OutOfMemory
 from worker.memory.advisor import Advice, Shortage, Stage, advise
@@ -20,6 +20,7 @@ from worker.scheduling.assembly import Piece
 from worker.scheduling.counters import Counters
 from worker.scheduling.limits import Limits
 from worker.scheduling.request import Request, State
+from worker.scheduling.rows import RowIndex, Rows
 from worker.scheduling.shortages import Shortages
 from worker.scheduling.step_size import StepSize
 
@@ -36,14 +37,15 @@ class Recovery:
         self._counters = counters
         self._shortages = shortages
 
-    def seated(self, running: Collection[Request]) -> Collection[Request]:
+    def seated(self, running: RowIndex, rows: Rows) -> RowIndex:
         """Those of `running` that may be in the next step: all, or those whose last step was longest ago."""
         seats = self.size.sequences.now
         if len(running) <= seats:
             return running
-        able = [request for request in running if not request.stale_steps and request.wants_a_step]
-        chosen = set(sorted(able, key=lambda request: request.last_step)[:seats])
-        return [request for request in running if request in chosen]
+        wants_a_step = (rows.is_decoding[running] == 0) | (rows.to_sample[running] > 0)
+        able = np.flatnonzero(wants_a_step & (rows.stale_steps[running] == 0))
+        chosen = able[np.argsort(rows.last_step[running[able]], kind="stable")[:seats]]
+        return running[np.sort(chosen)]
 
     def passed(self, num_tokens: int, num_sequences: int) -> None:
         """A step of that size was computed."""
@@ -82,8 +84,8 @@ def take_back(request: Request) -> None:
     """Return a request to its last settled position. The step that failed is no longer in `request.in_flight`."""
     request.stale_steps = request.in_flight
     request.last_step = 0  # its turn is still to come
-    if request.state in (State.PREFILL, State.DECODE):
-        request.fill_ids = request.history()
+    if request.is_seated:
+        request.refill()
         request.planned = request.settled
         request.state = State.PREFILL
         request.restarts = True

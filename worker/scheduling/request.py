@@ -12,6 +12,9 @@ settled. So a request has two frontiers over its positions (`fill_ids`, then the
     [0, settled)          the KV is there
     [settled, planned)    the KV is being computed by launched steps (`in_flight` of them)
     [planned, allocated)  slots that nothing has written yet
+
+While it has a row, its numbers are entries of that row (`rows`), so that a step reads and changes those of all decoding
+requests at once. Without one they are zero.
 """
 
 from __future__ import annotations
@@ -42,6 +45,21 @@ class State(Enum):
     """Its end was told; what it holds is released when its launched steps have settled."""
 
 
+class Entry:
+    """A number of a request: the entry of its row in the column of the same name; 0 while it has no row."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, request: Request, owner: type | None = None) -> int:
+        held = request.holding
+        return 0 if held is None else int(getattr(held.rows, self._name)[held.row])
+
+    def __set__(self, request: Request, value: int) -> None:
+        held = request.held
+        getattr(held.rows, self._name)[held.row] = value
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """Changed by the scheduler alone."""
@@ -51,7 +69,6 @@ class Request:
     """1, 2, 3, ... in the order of submission."""
     fill_ids: Int32Array
     """What must be computed before a token is sampled: the prompt, and after a retraction all tokens so far."""
-    state: State = State.WAITING
     outputs: list[int] = field(default_factory=list)
     """Settled new tokens."""
     expected_cached: int = 0
@@ -72,27 +89,58 @@ class Request:
     next_prompt_logprob: int = 0
     """Position of the next token of the prompt whose log probability is to be told; 0: none is."""
     holding: Holding | None = None
-    planned: int = 0
-    settled: int = 0
-    in_flight: int = 0
-    """Launched steps with this request that are not settled."""
-    samples_in_flight: int = 0
-    """Those of them that sample a token for it."""
     is_poisoned: bool = False
     """A step of it failed: its KV is not to be cached."""
-    stale_steps: int = 0
-    """Of the steps in flight, those built upon one that was taken back: their results are worth nothing."""
-    restarts: bool = False
-    """A step of it was taken back: its row is to be started anew with its next step."""
-    tries_alone: int = 0
-    """Steps of one token, its own, for which there was no memory, since the last with it that was computed."""
-    last_step: int = 0
-    """The last step planned with it."""
-    final_tokens: int = field(init=False)
-    """Positions that it takes at most: its last token is not computed."""
+    _state: State = State.WAITING
 
-    def __post_init__(self) -> None:
-        self.final_tokens = len(self.submit.token_ids) + self.submit.max_new_tokens - 1
+    planned = Entry()
+    settled = Entry()
+    in_flight = Entry()
+    """Launched steps with this request that are not settled."""
+    samples_in_flight = Entry()
+    """Those of them that sample a token for it."""
+    to_sample = Entry()
+    """Tokens that it may still make, beyond those that are settled or in flight."""
+    stale_steps = Entry()
+    """Of the steps in flight, those built upon one that was taken back: their results are worth nothing."""
+    restarts = Entry()
+    """1 when a step of it was taken back: its row is to be started anew with its next step."""
+    tries_alone = Entry()
+    """Steps of one token, its own, for which there was no memory, since the last with it that was computed."""
+    last_step = Entry()
+    """The last step planned with it."""
+
+    @property
+    def state(self) -> State:
+        """Where it is in its life."""
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        if self.holding is not None:
+            self.holding.rows.is_decoding[self.holding.row] = state is State.DECODE
+
+    @property
+    def final_tokens(self) -> int:
+        """Positions that it takes at most: its last token is not computed."""
+        return len(self.submit.token_ids) + self.submit.max_new_tokens - 1
+
+    def seat(self, holding: Holding) -> None:
+        """It was admitted, and has what `holding` holds; its prompt is computed from there on."""
+        self.holding = holding
+        rows, row = holding.rows, holding.row
+        rows.filled[row] = len(self.fill_ids)
+        rows.final[row] = self.final_tokens
+        rows.to_sample[row] = self.submit.max_new_tokens - len(self.outputs)
+        rows.planned[row] = rows.settled[row] = holding.matched
+        self.state = State.PREFILL
+
+    def refill(self) -> None:
+        """All tokens so far are to be computed before the next is sampled."""
+        self.fill_ids = self.history()
+        if self.holding is not None:
+            self.holding.rows.filled[self.holding.row] = len(self.fill_ids)
 
     @property
     def uid(self) -> int:
@@ -113,7 +161,7 @@ class Request:
     @property
     def is_growing(self) -> bool:
         """It is to be planned again. False once its last token by length is in flight: it ends when that settles."""
-        return len(self.outputs) + self.samples_in_flight < self.submit.max_new_tokens
+        return self.to_sample > 0
 
     @property
     def is_seated(self) -> bool:
@@ -128,7 +176,7 @@ class Request:
     @property
     def resumes_decoding(self) -> bool:
         """A decode of it was taken back, and can be tried again: one token, which is known."""
-        is_ready = self.restarts and not self.stale_steps and self.state is State.PREFILL
+        is_ready = self.restarts > 0 and not self.stale_steps and self.state is State.PREFILL
         return is_ready and self.planned == len(self.fill_ids) - 1
 
     @property
@@ -149,6 +197,10 @@ class Request:
         """The KV of all of `fill_ids` is there."""
         return self.settled >= len(self.fill_ids)
 
-    def history(self) -> Int32Array:
-        """The prompt and the settled outputs, int32."""
-        return np.concatenate([self.submit.token_ids, np.asarray(self.outputs, dtype=np.int32)])
+    def history(self, length: int | None = None) -> Int32Array:
+        """The prompt and the settled outputs, int32; of both together only the first `length`, if given."""
+        prompt = self.submit.token_ids
+        if length is not None and length <= len(prompt):
+            return prompt[:length]
+        outputs = self.outputs if length is None else self.outputs[: length - len(prompt)]
+        return np.concatenate([prompt, np.array(outputs, dtype=np.int32)])

@@ -13,6 +13,8 @@ Used by the scheduler alone.
 
 from __future__ import annotations
 
+import numpy as np
+
 from worker.memory.advisor import Shortage, Stage, advise
 from worker.scheduling.admission import Admission
 from worker.scheduling.counters import Counters
@@ -49,7 +51,7 @@ class Scarcity:
         """
         needy = self._make_room(needy)
         num_granted = min(len(needy), self._holdings.available_pages)
-        granted = self._holdings.grow([request.held for request in needy[:num_granted]])
+        granted = self._holdings.grow(np.array([request.held.row for request in needy[:num_granted]], dtype=np.int64))
         assert granted, "pages that are available can be had"
         stalled = needy[num_granted:]
         if stalled and not may_settle and not num_granted:
@@ -61,7 +63,7 @@ class Scarcity:
 
     def _make_room(self, needy: list[Request]) -> list[Request]:
         """Retract, newest first, until each of `needy` has a page or one is released for it; returns those left."""
-        running = self._lifecycle.running.values()
+        running = self._lifecycle.running
         growing = [request for request in running if request.is_growing]
         if self._limits.preempt:
             growing.sort(key=lambda request: -request.submit.priority)
@@ -70,7 +72,8 @@ class Scarcity:
             victim = growing.pop()
             self._admission.growth_share.retracted()
             used_tokens = (self._holdings.used_pages + len(needy)) * self._limits.page_size
-            self._shortages.began(Stage.KV_FULL, advise(Stage.KV_FULL, Shortage(used_tokens, self._limits.kv_tokens)))
+            shortage = Shortage(used_tokens, self._limits.kv_tokens, kv_bound=self._limits.kv_bound)
+            self._shortages.began(Stage.KV_FULL, advise(Stage.KV_FULL, shortage))
             self._lifecycle.retract(victim)
             needy = [request for request in needy if request is not victim]
         return needy
@@ -85,9 +88,9 @@ class Scarcity:
             return
         if any(request.state is State.RETRACTED for request in lifecycle.leaving):
             return
-        priority, running = blocked.submit.priority, lifecycle.running.values()
+        priority, running = blocked.submit.priority, lifecycle.running
         lower = [request for request in running if request.is_growing and request.submit.priority < priority]
-        kept = [request for request in running if request.submit.priority >= priority]
+        kept = np.array([request.held.row for request in running if request.submit.priority >= priority], np.int64)
         if lower and self._admission.could_fit_beside(blocked, kept):
             self._counters.preemptions += 1
             lifecycle.retract(min(reversed(lower), key=lambda request: request.submit.priority))

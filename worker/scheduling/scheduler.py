@@ -30,9 +30,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator
-from itertools import islice
 
 import msgspec
+import numpy as np
 
 from radixfleet.clock import Clock
 from radixfleet.types import FinishReason, Load
@@ -43,7 +43,7 @@ from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import RadixCache
 from worker.memory.req_to_token import ReqToTokenPool
 from worker.scheduling.admission import Admission
-from worker.scheduling.assembly import Launched, Piece, assemble, row_start
+from worker.scheduling.assembly import Decodes, Launched, Piece, assemble, row_start
 from worker.scheduling.counters import Counters
 from worker.scheduling.holdings import Holdings
 from worker.scheduling.invariants import checks
@@ -53,6 +53,7 @@ from worker.scheduling.limits import Limits
 from worker.scheduling.prefill import plan_chunks
 from worker.scheduling.recovery import Recovery
 from worker.scheduling.request import Request, State
+from worker.scheduling.rows import RowIndex
 from worker.scheduling.scarcity import Scarcity
 from worker.scheduling.settling import Settling
 from worker.scheduling.shortages import Shortages
@@ -115,25 +116,26 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """The next step; None when nothing can be computed before a launched step has settled, or at all."""
-        running = self._lifecycle.running
-        seated = self._recovery.seated(running.values())
+        running, size = self._lifecycle.running, self._recovery.size
+        seated = self._recovery.seated(running.rows, self.holdings.rows)
+        begun = running.at(seated[self.holdings.rows.is_decoding[seated] == 0])
         decodes = self._plan_decodes(seated)
-        pieces = [Piece(request, request.planned, 1, samples=True) for request in decodes]
-        resumed = [request for request in seated if request.restarts and request.resumes_decoding]
-        if resumed:
-            pieces += [Piece(request, request.planned, 1, samples=True) for request in resumed]
-            seated = [request for request in seated if not request.resumes_decoding]
-        size = self._recovery.size
-        budget = min(self.limits.prefill_budget(len(pieces)), size.prompt_tokens.now)
-        chunks = plan_chunks(seated, budget, self.limits.page_size)
-        pieces += chunks
-        budget -= sum(piece.length for piece in chunks)
-        seats = size.sequences.now - len(pieces)
-        admitted = self._admission.admit(running, budget, seats, step_is_empty=not chunks)
+        begun = [request for request in begun if request.state is State.PREFILL and not request.stale_steps]
+        chunks = [Piece(each, each.planned, 1, samples=True) for each in begun if each.resumes_decoding]
+        num_decodes = len(decodes.rows) + len(chunks)
+        budget = min(self.limits.prefill_budget(num_decodes), size.prompt_tokens.now)
+        begun = [request for request in begun if not request.resumes_decoding]
+        begun_chunks = plan_chunks(begun, budget, self.limits.page_size)
+        chunks += begun_chunks
+        budget -= sum(piece.length for piece in begun_chunks)
+        seats = size.sequences.now - len(decodes.rows) - len(chunks)
+        admitted = self._admission.admit(running, budget, seats, step_is_empty=not begun_chunks)
         for piece in admitted:
             self._lifecycle.begin(piece.request)
-        pieces += admitted
-        plan = self._launch(pieces, len(decodes), [piece.request for piece in admitted]) if pieces else None
+        chunks += admitted
+        plan = None
+        if len(decodes.rows) or chunks:
+            plan = self._launch(decodes, chunks, [piece.request for piece in admitted])
         if self.limits.preempt:
             self._scarcity.preempt()
         return plan
@@ -150,7 +152,7 @@ class Scheduler:
         if self._launched or not self._recovery.size.is_full:
             return 0
         may_admit = len(self._admission.queue) > 0 and self.holdings.table.free_rows > 0
-        return steps_ahead(self._lifecycle.running.values(), self.holdings, may_admit=may_admit)
+        return steps_ahead(self._lifecycle.running, self.holdings, may_admit=may_admit)
 
     def leap(self, num_steps: int, tokens_ahead: TokensAhead) -> None:
         """Decode `num_steps` steps, at most `steps_ahead`, as planning and committing each would. For simulations.
@@ -159,24 +161,25 @@ class Scheduler:
         """
         assert not self._launched, "a leap begins between two steps"
         running = self._lifecycle.running
-        leap(running.values(), self.holdings, num_steps, tokens_ahead)
+        leap(running, self.holdings, num_steps, tokens_ahead)
         self._num_planned += num_steps
         for _ in range(num_steps):
             self._step_planned()
         self.counters.launched(len(running), 0, steps=num_steps)
         self.counters.generated_tokens += num_steps * len(running)
-        for request in [each for each in running.values() if not each.is_growing]:
+        for request in running.at(running.rows[self.holdings.rows.to_sample[running.rows] == 0]):
             self._lifecycle.finish(request, FinishReason.LENGTH)
 
     @property
     def running_uids(self) -> Collection[int]:
         """Requests that hold memory and have not ended, in the order of admission."""
-        return self._lifecycle.running.keys()
+        return self._lifecycle.running.uids
 
     @property
     def context_tokens(self) -> int:
         """Tokens that a step reads in which every running request decodes."""
-        return sum(request.planned + 1 for request in self._lifecycle.running.values())
+        rows = self._lifecycle.running.rows
+        return int(self.holdings.rows.planned[rows].sum()) + len(rows)
 
     def drain(self) -> StepOutputs | None:
         """All that the front has not been told yet, in order; None when there is nothing."""
@@ -201,7 +204,8 @@ class Scheduler:
         """What is being done and what waits; cached prefixes that nobody uses are no load."""
         queue = self._admission.queue
         waiting = sum(len(request.fill_ids) - request.expected_shared for request in queue)
-        computing = sum(max(len(request.fill_ids) - request.settled, 0) for request in self._lifecycle.running.values())
+        rows, columns = self._lifecycle.running.rows, self.holdings.rows
+        computing = int(np.maximum(columns.filled[rows] - columns.settled[rows], 0).sum())
         return Load(
             running_requests=len(self._lifecycle.running),
             waiting_requests=len(queue),
@@ -217,7 +221,7 @@ class Scheduler:
 
     def checks(self) -> Iterator[None]:
         """The same in portions of about a millisecond, for an idle worker. Drop it as soon as anything has changed."""
-        waiting, running = list(self._admission.queue), list(self._lifecycle.running.values())
+        waiting, running = list(self._admission.queue), list(self._lifecycle.running)
         leaving = list(self._lifecycle.leaving)
         yield from checks(self.holdings, waiting, running, leaving, list(self._launched))
         returning = [request for request in leaving if request.state is State.RETRACTED]
@@ -226,58 +230,49 @@ class Scheduler:
 
     def _learn_from(self, result: StepResult, launched: Launched) -> Advice | None:
         """Adapt the size of steps to what became of one. The advice, if its one request is to be given up."""
-        pieces, num_tokens = launched.pieces, len(launched.slots)
+        num_tokens = len(launched.slots)
         if result.out_of_memory is not None:
-            return self._recovery.ran_out(pieces, num_tokens, result.out_of_memory)
+            return self._recovery.ran_out(launched.pieces, num_tokens, result.out_of_memory)
         if result.error is None:
-            self._recovery.passed(num_tokens, len(pieces))
+            self._recovery.passed(num_tokens, launched.num_sequences)
         return None
 
-    def _plan_decodes(self, seated: Collection[Request]) -> list[Request]:
+    def _plan_decodes(self, seated: RowIndex) -> Decodes:
         """Those of `seated` that decode in this step, each with a slot for its next position."""
-        decode = State.DECODE
-        ready = [
-            request
-            for request in seated
-            # as `Request.is_growing`, but that a call for each of them would cost as much as all the rest here
-            if request.state is decode
-            and len(request.outputs) + request.samples_in_flight < request.submit.max_new_tokens
-        ]
-        needy = [request for request in ready if request.planned == request.holding.allocated]  # type: ignore[union-attr]
+        rows, running = self.holdings.rows, self._lifecycle.running
+        ready = seated[(rows.is_decoding[seated] > 0) & (rows.to_sample[seated] > 0)]
+        needy = ready[rows.planned[ready] == rows.allocated[ready]]
         if len(needy) > self.holdings.available_pages:
-            return self._scarcity.grant(ready, needy, may_settle=bool(self._launched))
-        if needy:
-            granted = self.holdings.grow([request.held for request in needy])
-            assert granted, "pages that are available can be had"
-        return ready
+            granted = self._scarcity.grant(running.at(ready), running.at(needy), may_settle=bool(self._launched))
+            ready = np.array([request.held.row for request in granted], dtype=np.int64)
+        elif len(needy):
+            has_grown = self.holdings.grow(needy)
+            assert has_grown, "pages that are available can be had"
+        return Decodes(ready, running.at(ready), rows.planned[ready])
 
-    def _launch(self, pieces: list[Piece], num_decodes: int, admitted: list[Request]) -> StepPlan:
+    def _launch(self, decodes: Decodes, chunks: list[Piece], admitted: list[Request]) -> StepPlan:
         self._num_planned += 1
         self._step_planned()
-        restarted = [piece.request for piece in pieces if piece.request.restarts]
+        restarted = [piece.request for piece in chunks if piece.request.restarts]
         starts = tuple(row_start(request, self.holdings.table) for request in [*restarted, *admitted])
-        plan = assemble(self._num_planned, starts, pieces, num_decodes, self.holdings.table)
+        plan = assemble(self._num_planned, starts, decodes, chunks, self.holdings.table)
         if self._lifecycle.left_rows:
             plan = msgspec.structs.replace(plan, ends_rows=tuple(self._lifecycle.left_rows))
             self._lifecycle.left_rows.clear()
         for request in restarted:
-            request.restarts = False
-        for piece in islice(pieces, num_decodes):
-            request = piece.request
-            request.planned += 1
+            request.restarts = 0
+        self.holdings.rows.launched(decodes.rows, plan.step)
+        for chunk in chunks:
+            request = chunk.request
+            request.planned += chunk.length
             request.in_flight += 1
-            request.samples_in_flight += 1
-            request.last_step = plan.step
-        for piece in islice(pieces, num_decodes, None):
-            request = piece.request
-            request.planned += piece.length
-            request.in_flight += 1
-            request.samples_in_flight += piece.samples
+            request.samples_in_flight += chunk.samples
+            request.to_sample -= chunk.samples
             request.last_step = plan.step
             if request.planned >= len(request.fill_ids):
                 request.state = State.DECODE
-        self._launched.append(Launched(plan.step, pieces, num_decodes, plan.slots))
-        self.counters.launched(num_decodes, plan.num_tokens - num_decodes)
+        self._launched.append(Launched(plan.step, decodes, chunks, plan.slots))
+        self.counters.launched(len(decodes.rows), plan.num_tokens - len(decodes.rows))
         return plan
 
     def _step_planned(self) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.memory.advisor import _TABLE, Bound, Shortage, Stage, advise, format_bytes
+from worker.memory.advisor import _TABLE, MORE_KV, Bound, Shortage, Stage, advise, format_bytes
 
 GIB = 1 << 30
 
@@ -45,8 +45,20 @@ SITUATIONS = [
     ),
     (Stage.DECODE, None, "max_running_requests", FEWER, ["aise", "chunk"]),
     (Stage.SAMPLING, None, "max_running_requests", [*FEWER, "vocabulary"], ["aise", "chunk"]),
-    (Stage.KV_FULL, None, "max_running_requests", ["fewer", "--max-running-requests", "more"], ["chunk", "ower "]),
-    (Stage.KV_FULL, Bound.ONE_REQUEST, "max_total_tokens", ["max_new_tokens", "more"], ["chunk", "running-requests"]),
+    (
+        Stage.KV_FULL,
+        None,
+        "max_running_requests",
+        ["fewer", "--max-running-requests", "a larger --mem-fraction-static"],
+        ["chunk", "ower ", "--max-total-tokens"],
+    ),
+    (
+        Stage.KV_FULL,
+        Bound.ONE_REQUEST,
+        "max_new_tokens",
+        ["max_new_tokens", "a larger --mem-fraction-static"],
+        ["chunk", "running-requests", "--max-total-tokens"],
+    ),
 ]
 
 
@@ -63,6 +75,19 @@ def test_points_the_right_way_and_never_the_wrong_one(
     for words in misleads:
         assert words not in advice.text
     assert not set("{}") & set(advice.text)
+
+
+@pytest.mark.parametrize("bound", [None, Bound.ONE_REQUEST])
+@pytest.mark.parametrize("kv_bound", list(MORE_KV))
+def test_a_full_pool_names_the_setting_that_bounds_it_and_no_other(bound: Bound | None, kv_bound: Bound) -> None:
+    """Behaviour 62: where max_total_tokens caps the pool, a larger share changes nothing."""
+    text = advise(Stage.KV_FULL, Shortage(300, 200, bound, kv_bound=kv_bound)).text
+    grow = {
+        Bound.FRACTION: "larger --mem-fraction-static",
+        Bound.ACTIVATIONS: "smaller --chunked-prefill-size",
+        Bound.CAP: "larger --max-total-tokens",
+    }
+    assert [words in text for words in grow.values()] == [each is kv_bound for each in grow]
 
 
 def test_every_row_is_tested_and_every_stage_has_one() -> None:

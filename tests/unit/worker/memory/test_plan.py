@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worker.memory.advisor import Bound
-from worker.memory.plan import MemoryDemand, MemoryPlanError, chunked_prefill_size_for, plan_memory
+from worker.memory.plan import MemoryDemand, MemoryPlanError, chunked_prefill_size_for, kv_bound_of, plan_memory
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -173,7 +173,7 @@ demands = st.builds(
     page_size=st.sampled_from([1, 2, 16, 64]),
     mem_fraction_static=st.floats(0.001, 0.999),
     max_total_tokens=st.none() | st.integers(1, 5000),
-    min_context_tokens=st.integers(1, 5000),
+    min_context_tokens=st.none() | st.integers(1, 5000),
 )
 
 
@@ -202,7 +202,7 @@ def test_every_plan_keeps_its_promises_and_every_advice_helps(wanted: MemoryDema
     assert plan.weights_bytes + plan.kv_bytes + plan.activations_bytes == plan.total_bytes
     assert plan.activations_bytes >= wanted.activation_peak_bytes
     assert plan.kv_bytes <= wanted.mem_fraction_static * (wanted.total_bytes - wanted.weights_bytes)
-    assert plan.kv_tokens >= wanted.min_context_tokens
+    assert plan.kv_tokens >= (wanted.min_context_tokens or min(128, wanted.max_total_tokens or 128))
     if wanted.max_total_tokens is not None:
         assert plan.kv_tokens < wanted.max_total_tokens + wanted.page_size
 
@@ -223,3 +223,38 @@ def test_every_bound_is_reached() -> None:
     ]
     for bound, words in zip((Bound.FRACTION, Bound.ACTIVATIONS, Bound.CAP), bounds, strict=True):
         assert bound.value in words
+
+
+class TestTheLeastPool:
+    """What nobody can use is refused at start, and not found out by the first request."""
+
+    PAGE = 16 * DEMAND.kv_bytes_per_token
+
+    def test_a_pool_of_a_page_or_two_is_an_error_that_says_what_to_do(self) -> None:
+        """Behaviour 62: a device cut too small."""
+        remaining = 3 * self.PAGE
+        total_bytes = DEMAND.weights_bytes + remaining
+        setting, text = failing(total_bytes=total_bytes, activation_peak_bytes=0)
+        assert setting == "device_memory"
+        assert "--device-memory" in text
+
+    def test_a_share_that_leaves_a_page_is_to_be_raised(self) -> None:
+        setting, text = failing(mem_fraction_static=2.5 * self.PAGE / (DEMAND.total_bytes - DEMAND.weights_bytes))
+        assert setting == "mem_fraction_static"
+        share = float(text.split("--mem-fraction-static to ")[1].split()[0])
+        assert plan_memory(demand(mem_fraction_static=share)).kv_tokens >= 128
+
+    @pytest.mark.parametrize("asked", [{"max_total_tokens": 32}, {"min_context_tokens": 32, "max_total_tokens": 48}])
+    def test_who_asks_for_a_small_one_gets_it(self, asked: dict[str, int]) -> None:
+        assert 32 <= plan_memory(demand(**asked)).kv_tokens <= 48
+
+
+def test_the_bound_can_be_told_from_its_words() -> None:
+    plans = {
+        Bound.FRACTION: demand(),
+        Bound.ACTIVATIONS: demand(activation_peak_bytes=GIB),
+        Bound.CAP: demand(max_total_tokens=1000),
+    }
+    assert {bound: kv_bound_of(plan_memory(wanted).pools()) for bound, wanted in plans.items()} == {
+        bound: bound for bound in plans
+    }

@@ -66,12 +66,12 @@ def test_positions_outside_the_context_are_refused() -> None:
 def test_many_rows_are_written_at_once() -> None:
     """Or none."""
     pool = ReqToTokenPool(max_rows=3, max_context=8)
-    rows = [row for row in (pool.take_row(), pool.take_row()) if row is not None]
-    pool.write_each([], [], np.zeros((0, 2), np.int32))
-    pool.write_each(rows, [0, 6], np.array([[5, 6], [7, 8]], np.int32))
+    rows = np.array([pool.take_row(), pool.take_row()])
+    pool.write_each(np.array([], np.int64), np.array([], np.int64), np.zeros((0, 2), np.int32))
+    pool.write_each(rows, np.array([0, 6]), np.array([[5, 6], [7, 8]], np.int32))
     assert pool.slots(rows[0], 0, 2).tolist() == [5, 6]
     assert pool.slots(rows[1], 6, 8).tolist() == [7, 8]
     with pytest.raises(PageError, match="outside the context"):
-        pool.write_each(rows, [0, 7], np.zeros((2, 2), np.int32))
+        pool.write_each(rows, np.array([0, 7]), np.zeros((2, 2), np.int32))
     with pytest.raises(PageError, match="not taken"):
-        pool.write_each([2], [0], np.zeros((1, 2), np.int32))
+        pool.write_each(np.array([2]), np.array([0]), np.zeros((1, 2), np.int32))

@@ -8,11 +8,21 @@ import pytest
 from tests.support.sim_worker import make_submit
 from worker.scheduling.forecast import Forecast, GrowthShare
 from worker.scheduling.request import Request
+from worker.scheduling.rows import Rows
 
 
-def make_request(prompt_tokens: int, max_new_tokens: int, planned: int = 0) -> Request:
+def make_request(prompt_tokens: int, max_new_tokens: int) -> Request:
     submit = make_submit(1, np.zeros(prompt_tokens), max_new_tokens)
-    return Request(submit, arrival=1, fill_ids=submit.token_ids, planned=planned)
+    return Request(submit, arrival=1, fill_ids=submit.token_ids)
+
+
+def make_rows(facts: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, Rows]:
+    """Running requests: (pages, prompt tokens, max_new_tokens, planned) of each, on rows that are out of order."""
+    rows, places = Rows(2 * len(facts) + 1), np.arange(len(facts))[::-1] * 2 + 1
+    for row, (pages, prompt, new, planned) in zip(places.tolist(), facts, strict=True):
+        rows.own_pages[row], rows.filled[row], rows.planned[row] = pages, prompt, planned
+        rows.final[row] = prompt + new - 1
+    return places, rows
 
 
 def simulated_peak(requests: list[tuple[int, int]], page_size: int) -> int:
@@ -28,14 +38,19 @@ def simulated_peak(requests: list[tuple[int, int]], page_size: int) -> int:
 def test_the_peak_is_exact_in_tokens_and_careful_by_less_than_a_page_each(page_size: int) -> None:
     random = np.random.default_rng(page_size)
     for _ in range(200):
-        forecast, simulated = Forecast(page_size, share=1.0), []
-        for _ in range(random.integers(1, 8)):
+        forecast, simulated, running = Forecast(page_size, share=1.0), [], []
+        for _ in range(random.integers(0, 8)):
             prompt, new = int(random.integers(1, 60)), int(random.integers(1, 60))
             planned = int(random.integers(0, prompt + new))
-            request = make_request(prompt, new, planned)
             length = max(planned, prompt)
-            forecast.add(request, -(-length // page_size))
+            running.append((-(-length // page_size), prompt, new, planned))
             simulated.append((length, prompt + new - 1 - length))
+        forecast.add_all(*make_rows(running))
+        for _ in range(random.integers(1, 5)):
+            prompt, new = int(random.integers(1, 60)), int(random.integers(1, 60))
+            forecast.add(make_request(prompt, new), -(-prompt // page_size))
+            simulated.append((prompt, new - 1))
+        assert forecast.own_pages == sum(-(-length // page_size) for length, _ in simulated)
         truth = simulated_peak(simulated, page_size)
         assert truth <= forecast.peak_pages() <= truth + (len(simulated) if page_size > 1 else 0)
 

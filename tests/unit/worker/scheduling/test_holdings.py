@@ -33,6 +33,10 @@ def opened(holdings: Holdings, tokens: np.ndarray) -> Holding:
     return holding
 
 
+def grow(holdings: Holdings, *grown: Holding) -> bool:
+    return holdings.grow(np.array([holding.row for holding in grown]))
+
+
 def test_a_prompt_gets_all_its_pages() -> None:
     holdings = make_holdings()
     holding = opened(holdings, TOKENS[:10])
@@ -73,12 +77,12 @@ def test_growing_gives_each_a_page_or_nobody() -> None:
     """Behaviour 12."""
     holdings = make_holdings(num_pages=7)
     first, second = opened(holdings, TOKENS[:12]), opened(holdings, TOKENS[20:28])
-    assert holdings.grow([first])
+    assert grow(holdings, first)
     before = (first.allocated, second.allocated, holdings.allocator.free_pages)
     assert before == (16, 8, 1)
-    assert not holdings.grow([first, second])
+    assert not grow(holdings, first, second)
     assert (first.allocated, second.allocated, holdings.allocator.free_pages) == before
-    assert holdings.grow([second])
+    assert grow(holdings, second)
     assert len(set(holdings.table.slots(second.row, 0, 12).tolist())) == 12
 
 
@@ -89,7 +93,8 @@ def test_growing_evicts_what_nobody_uses() -> None:
     holdings.release(gone)
     holding = opened(holdings, TOKENS[20:36])
     assert (holdings.allocator.free_pages, holdings.available_pages) == (0, 4)
-    assert holdings.grow([holding, holding, holding])
+    for _ in range(3):
+        assert grow(holdings, holding)
     assert holdings.cache.total_pages == 1
     assert holdings.available_pages == 1
 

@@ -80,7 +80,7 @@ class Driven:
         self.ended |= {said.uid: self.steps for said in told.ended}
 
     def _result(self, plan: StepPlan) -> StepResult:
-        by_row = {request.held.row: request for request in self.scheduler._lifecycle.running.values()}
+        by_row = {request.held.row: request for request in self.scheduler._lifecycle.running}
         ids = [token(by_row[row].uid, len(by_row[row].outputs)) for row in plan.rows.tolist()]
         failed = np.zeros(len(ids), dtype=np.bool_)
         return StepResult(plan.step, np.array(ids, dtype=np.int32), failed, 0.0, 0.0)
@@ -100,7 +100,7 @@ class Driven:
                     request.held.allocated,
                     holdings.table.slots(request.held.row, 0, request.held.allocated).tolist(),
                 )
-                for request in scheduler._lifecycle.running.values()
+                for request in scheduler._lifecycle.running
             ],
             [waiting.uid for waiting in scheduler._admission.queue],
             holdings.allocator._stack[: holdings.allocator.free_pages].tolist(),

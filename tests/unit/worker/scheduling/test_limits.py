@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from radixfleet.clock import ManualClock
+from worker.memory.advisor import Bound
 from worker.runner.sim import SimRunner, SimRunnerConfig
 from worker.scheduling.limits import Limits, Order
 
@@ -27,6 +30,7 @@ def test_limits_come_from_what_the_runner_says() -> None:
         chunked_prefill_size=48,
         max_context_tokens=640,
         order="priority",
+        kv_bound=Bound.CAP,
     )
 
 
@@ -100,3 +104,14 @@ def test_a_refusal_names_the_limit_that_binds(max_context_tokens: int, named: st
     for part in ("60", "5", "65", named):
         assert part in refusal
     assert other not in refusal
+
+
+@pytest.mark.parametrize(
+    ("bound", "setting"), [(Bound.FRACTION, "--mem-fraction-static"), (Bound.CAP, "--max-total-tokens")]
+)
+def test_a_refusal_names_the_setting_that_bounds_the_pool(bound: Bound, setting: str) -> None:
+    """Behaviour 15: the setting to change, and not one that would change nothing."""
+    limits = dataclasses.replace(LIMITS, max_context_tokens=1_600, kv_bound=bound)
+    refusal = limits.refusal(1_000, 1_000) or ""
+    named = {name for name in ("--mem-fraction-static", "--max-total-tokens") if name in refusal}
+    assert named == {setting}

@@ -141,7 +141,7 @@ def test_what_was_built_upon_a_failed_step_is_worth_nothing_and_is_waited_for() 
     worker.launch()
     worker.launch()
     worker.settle()
-    request = worker.scheduler._lifecycle.running[0]
+    request = worker.scheduler._lifecycle.requests[0]
     assert (request.in_flight, request.stale_steps) == (1, 1)
     assert worker.launch() is None  # the rows are in a launched step still
     before = len(worker.state(0).tokens)

@@ -1,0 +1,144 @@
+"""How sequences come into the radix cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.cached_sequence import int32
+from tests.support.prefix_pool import NAMESPACE, Pool
+from worker.memory.page_allocator import PageError
+
+
+class TestInsert:
+    def test_chunks_extend_the_handle(self, pool: Pool) -> None:
+        sequence = pool.sequence(range(22))
+        lengths = []
+        while sequence.computed < 22:
+            assert sequence.compute(5)
+            sequence.insert()
+            lengths.append((sequence.computed, sequence.handle.length))
+            pool.check()
+        assert lengths == [(5, 4), (10, 8), (15, 12), (20, 20), (22, 20)]
+        assert pool.cache.protected_pages == 5
+        assert len(sequence.own) == 1
+        sequence.end()
+
+    def test_a_chunk_neither_walks_nor_locks_its_prefix_again(
+        self, pool: Pool, visited: Callable[[Callable[[], object]], set[int]]
+    ) -> None:
+        """Behaviour 11: a chunk continuation neither matches nor locks the prefix a second time."""
+        sequence = pool.sequence(range(384))
+        others = []
+        for _ in range(5):
+            assert sequence.compute(64)
+            sequence.insert()
+            # Another request at the end of each chunk makes each a node of its own.
+            others.append(pool.cache.lock(pool.cache.match(NAMESPACE, sequence.tokens[: sequence.computed])))
+        prefix = {node: node.locks for node in pool.cache.nodes()}
+        assert len(prefix) == 6
+        end = sequence.handle.node
+        assert sequence.compute(64)
+        touched = visited(sequence.insert)
+        assert touched & {id(node) for node in prefix} == {id(end)}
+        assert {node: node.locks for node in prefix} == prefix
+        sequence.end()
+        for other in others:
+            pool.cache.unlock(other)
+
+    @pytest.mark.parametrize("page_size", [1, 16])
+    def test_a_prompt_in_many_chunks_is_one_node(self, page_size: int) -> None:
+        pool = Pool(page_size, num_pages=1001)
+        sequence = pool.sequence(range(1000))
+        while sequence.computed < 1000:
+            assert sequence.compute(33)
+            sequence.insert()
+            pool.check()
+        assert len(list(pool.cache.nodes())) == 2
+        sequence.end()
+
+    def test_a_leaf_under_another_handle_does_not_grow(self, pool: Pool) -> None:
+        first, second = pool.sequence(range(8)), pool.sequence(range(12))
+        assert first.compute()
+        assert second.compute()
+        first.insert()
+        second.insert()
+        assert (first.handle.length, second.handle.length) == (8, 12)
+        third = pool.sequence(range(12))
+        assert third.cached == third.handle.length == 8
+        third.tokens = int32([*range(8), 70, 71, 72, 73])
+        assert third.compute()
+        third.insert()
+        assert (first.handle.length, second.handle.length, third.handle.length) == (8, 12, 12)
+        for sequence in (first, second, third):
+            sequence.end()
+
+    def test_duplicates_stay_the_requests_own(self, pool: Pool) -> None:
+        """Behaviour 2: pages that a launched step may read are not freed behind the request's back."""
+        first, second = pool.sequence(range(12)), pool.sequence([*range(8), 70, 71, 72, 73])
+        assert first.compute()
+        assert second.compute()
+        first.insert()
+        free = pool.allocator.free_pages
+        inserted = second.insert()
+        assert pool.allocator.free_pages == free
+        assert not pool.allocator.is_free(inserted.duplicate_pages).any()
+        assert inserted.duplicate_pages.tolist() == [4, 5]
+        assert inserted.slots.tolist() == [*range(4, 12), *range(24, 28)]
+        assert second.own == {4, 5}
+        assert second.insert().duplicate_pages.tolist() == [], "named twice, they would be freed twice"
+        pool.check()
+        second.end()
+        first.end()
+        assert pool.allocator.free_pages == pool.allocator.total_pages - 4
+
+    def test_a_request_may_switch_to_the_trees_pages(self, pool: Pool) -> None:
+        first, second = pool.sequence(range(12)), pool.sequence(range(12))
+        assert first.compute()
+        assert second.compute()
+        first.end()
+        second.adopt(second.insert())
+        assert second.slots.tolist() == first.slots.tolist()
+        assert pool.allocator.free_pages + 3 == pool.allocator.total_pages
+        second.end()
+
+    def test_a_duplicate_inside_a_longer_run_splits_it(self, pool: Pool) -> None:
+        first, second = pool.sequence(range(32)), pool.sequence(range(8))
+        assert first.compute()
+        assert second.compute()
+        first.end()
+        inserted = second.insert()
+        assert len(inserted.duplicate_pages) == 2
+        assert pool.cache.protected_pages == 2
+        second.end()
+
+    def test_nothing_new_is_nothing_inserted(self, pool: Pool) -> None:
+        sequence = pool.sequence(range(12))
+        assert sequence.compute(3)
+        inserted = sequence.insert()
+        assert (inserted.start, len(inserted.slots), len(inserted.duplicate_pages)) == (0, 0, 0)
+        assert sequence.handle.length == 0
+        sequence.end()
+
+    def test_slots_that_do_not_fill_pages_are_refused_whole(self, pool: Pool) -> None:
+        """Behaviour 12, the cache's part: a refused insertion changes nothing."""
+        sequence = pool.sequence(range(8))
+        assert sequence.compute()
+        good = sequence.slots.copy()
+        sequence.slots[5] += 1
+        with pytest.raises(PageError, match="whole pages"):
+            sequence.insert()
+        pool.check()
+        assert pool.cache.total_pages == 0
+        sequence.slots = good
+        sequence.end()
+
+    def test_the_tree_keeps_no_view_of_the_callers_arrays(self, pool: Pool) -> None:
+        sequence = pool.sequence(range(8))
+        assert sequence.compute()
+        sequence.insert()
+        sequence.tokens[:] = 9
+        assert pool.cached(range(8)) == 8
+        sequence.tokens[:] = range(8)
+        sequence.end()
