@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.sim_worker import make_submit
+from worker.memory.page_allocator import PageAllocator
+from worker.memory.radix_cache import RadixCache
+from worker.memory.req_to_token import ReqToTokenPool
+from worker.scheduling.holdings import Holding, Holdings
 from worker.scheduling.limits import Order
 from worker.scheduling.queue import WINDOW, WaitingQueue
-from worker.scheduling.request import Request
+from worker.scheduling.request import Request, State
 
 
 def make_queue(order: Order, max_overtakes: int = 3) -> WaitingQueue:
@@ -115,3 +119,87 @@ def test_taking_out_any_request_keeps_the_others_in_order() -> None:
     assert [request.arrival for request in expected] == order_of(queue)
     assert len(queue) == 20
     assert set(queue) == set(requests)
+
+
+class TestHolding:
+    """Requests that wait for a prefix which another is computing keep their places and cost a step nothing."""
+
+    @staticmethod
+    def held(queue: WaitingQueue, arrival: int, other: Request, until: int) -> Request:
+        request = make_request(arrival)
+        queue.push(request)
+        request.waits_for = (other, until)
+        queue.hold(request)
+        return request
+
+    @staticmethod
+    def computing() -> tuple[Request, Holding]:
+        """A request that is being computed, and what it holds."""
+        other = make_request(1)
+        allocator = PageAllocator(9, 4)
+        holdings = Holdings(allocator, ReqToTokenPool(1, 64), RadixCache(allocator))
+        handle = holdings.cache.lock(holdings.cache.match(("m",), other.fill_ids))
+        holding = holdings.open(handle, np.empty(0, dtype=np.int32), 3)
+        assert holding is not None
+        other.seat(holding)
+        return other, holding
+
+    @pytest.mark.parametrize("order", ["fcfs", "lpm", "priority"])
+    def test_who_is_held_is_not_tried_but_counts_as_waiting(self, order: Order) -> None:
+        queue, (other, _) = make_queue(order), self.computing()
+        first = self.held(queue, 2, other, 3)
+        queue.push(make_request(3))
+        assert (order_of(queue), len(queue), queue.has_candidates) == ([3], 2, True)
+        assert set(queue) >= {first}
+
+    def test_each_goes_on_when_what_it_waits_for_is_there(self) -> None:
+        queue, (other, _) = make_queue("fcfs"), self.computing()
+        early, late = self.held(queue, 2, other, 1), self.held(queue, 3, other, 3)
+        queue.push(make_request(4))
+        queue.let_go()
+        assert order_of(queue) == [4]
+        other.settled = 2
+        queue.let_go()
+        assert order_of(queue) == [2, 4], "in its old place"
+        assert (early.waits_for, early.has_waited, late.has_waited) == (None, True, False)
+        other.settled = 3
+        queue.let_go()
+        assert order_of(queue) == [2, 3, 4]
+
+    @pytest.mark.parametrize("state", [State.FINISHED, State.RETRACTED])
+    def test_all_go_on_when_it_is_computed_no_more(self, state: State) -> None:
+        queue, (other, _) = make_queue("lpm"), self.computing()
+        for arrival in (2, 3):
+            self.held(queue, arrival, other, 3)
+        other.state = state
+        queue.let_go()
+        assert order_of(queue) == [2, 3]
+
+    def test_who_is_held_can_be_taken_out(self) -> None:
+        """Behaviour 5: an abort while it waits."""
+        queue, (other, _) = make_queue("fcfs"), self.computing()
+        gone, kept = self.held(queue, 2, other, 3), self.held(queue, 3, other, 3)
+        queue.remove(gone)
+        assert set(queue) == {kept}
+        queue.remove(kept)
+        assert len(queue) == 0
+        other.settled = 3
+        queue.let_go()
+        assert order_of(queue) == []
+
+    def test_a_step_looks_at_none_of_those_that_wait_for_the_same(self) -> None:
+        """A burst of a thousand siblings costs the steps until then one look together."""
+        queue, (other, _) = make_queue("fcfs"), self.computing()
+        looks = []
+
+        class Watched(Request):
+            @property
+            def is_seated(self) -> bool:
+                looks.append(self.uid)
+                return True
+
+        watched = Watched(other.submit, arrival=1, fill_ids=other.fill_ids)
+        for arrival in range(2, 1_002):
+            self.held(queue, arrival, watched, 3)
+        queue.let_go()
+        assert looks == [1]
