@@ -15,6 +15,7 @@ import orjson
 
 from loadtest.callers import CallFailed, Ended, NewTokens, Placed, Said
 from loadtest.workloads import Arrival
+from radixfleet.types import TokenArray
 
 _MAX_ERROR_CHARACTERS = 300
 _LINE_BYTES = 1 << 20
@@ -40,8 +41,8 @@ class HttpCaller:
         self._session = session
         self._url = base(url) + "/completions"
         self._model = model
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._headers = headers(key)
+        self._timeout_s = timeout_s
+        self._key = key
         self.told_cached = False
         """Whether any answer named the tokens that were cached."""
 
@@ -50,7 +51,8 @@ class HttpCaller:
         usage: Mapping[str, Any] = {}
         counted = 0
         finished = False
-        async for chunk in self._chunks(self._body(arrival)):
+        body = completion_body(self._model, arrival.token_ids, arrival.max_new_tokens)
+        async for chunk in completion_chunks(self._session, self._url, body, key=self._key, timeout_s=self._timeout_s):
             if not counted:
                 yield Placed("", 0)
             usage = chunk.get("usage") or usage
@@ -68,35 +70,41 @@ class HttpCaller:
         self.told_cached = self.told_cached or cached is not None
         yield Ended(int(usage.get("completion_tokens") or counted), cached_tokens=int(cached or 0))
 
-    def _body(self, arrival: Arrival) -> bytes:
-        return orjson.dumps(
-            {
-                "model": self._model,
-                "prompt": arrival.token_ids.tolist(),
-                "max_tokens": arrival.max_new_tokens,
-                "temperature": 0.0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            }
-        )
 
-    async def _chunks(self, body: bytes) -> AsyncGenerator[dict[str, Any], None]:
-        """Raises CallFailed."""
-        try:
-            async with self._session.post(
-                self._url, data=body, headers=self._headers, timeout=self._timeout, read_bufsize=_LINE_BYTES
-            ) as response:
-                if response.status != _OK:
-                    raise CallFailed(f"{response.status}: {_reason(await response.text())}")
-                async for line in response.content:
-                    field, _, data = line.partition(b":")
-                    if field == b"data" and data.strip() != b"[DONE]":
-                        yield _checked(orjson.loads(data))
-        except TimeoutError as error:
-            raise CallFailed("DEADLINE_EXCEEDED: the answer took too long") from error
-        except (aiohttp.ClientError, ValueError) as error:
-            raise CallFailed(f"UNAVAILABLE: {error or type(error).__name__}") from error
+def completion_body(model: str, token_ids: TokenArray, max_new_tokens: int) -> bytes:
+    """Of a greedy completion that is streamed, goes on to its length, and counts its tokens where the server can."""
+    return orjson.dumps(
+        {
+            "model": model,
+            "prompt": token_ids.tolist(),
+            "max_tokens": max_new_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+    )
+
+
+async def completion_chunks(
+    session: aiohttp.ClientSession, url: str, body: bytes, *, key: str = "", timeout_s: float | None = None
+) -> AsyncGenerator[dict[str, Any], None]:
+    """The objects of a streamed completion. `url`: of the completions. Raises CallFailed."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with session.post(
+            url, data=body, headers=headers(key), timeout=timeout, read_bufsize=_LINE_BYTES
+        ) as response:
+            if response.status != _OK:
+                raise CallFailed(f"{response.status}: {_reason(await response.text())}")
+            async for line in response.content:
+                field, _, data = line.partition(b":")
+                if field == b"data" and data.strip() != b"[DONE]":
+                    yield _checked(orjson.loads(data))
+    except TimeoutError as error:
+        raise CallFailed("DEADLINE_EXCEEDED: the answer took too long") from error
+    except (aiohttp.ClientError, ValueError) as error:
+        raise CallFailed(f"UNAVAILABLE: {error or type(error).__name__}") from error
 
 
 async def served_models(session: aiohttp.ClientSession, url: str, key: str = "") -> list[ServedModel]:

@@ -160,6 +160,7 @@ def _launch_transformers(folder: Path, task: Task, port: int) -> Launch:
     model = hugging_face_directory(task.model, task.dtype, task.cache)
     options = ["--model", str(model), "--port", str(port), "--dtype", _name(task.dtype)]
     options += ["--threads", str(task.threads), "--requests", str(task.concurrency)]
+    options += ["--tokens", str(task.context_tokens)]
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(task.threads), "PYTHONPATH": ""}
     return Launch([str(python_of(folder)), str(Path(transformers_server.__file__)), *options], variables)
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import aiohttp
-import orjson
 
+from loadtest.callers import CallFailed
+from loadtest.http_caller import completion_body, completion_chunks
 from radixfleet.answers import Delta, Finished
 from radixfleet.client import Client
 from radixfleet.errors import RadixfleetError
 from radixfleet.types import TokenArray
-
-_ERROR_CHARACTERS = 300
-_LINE_BYTES = 1 << 20
 
 
 class WrongAnswer(Exception):
@@ -81,9 +79,7 @@ class StreamReading:
         self._text: list[str] = []
 
     def take(self, chunk: Mapping[str, Any], now_s: float) -> None:
-        """The next one. Raises WrongAnswer when it holds an error."""
-        if "error" in chunk:
-            raise WrongAnswer(str(chunk["error"])[:_ERROR_CHARACTERS])
+        """The next one."""
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk.get("choices") or ():
             text = choice.get("text") or ""
@@ -114,39 +110,16 @@ class AsksHttp:
 
     async def ask(self, prompt: TokenArray, new_tokens: int) -> Answer:
         """See `Asks`."""
-        body = orjson.dumps(
-            {
-                "model": self._model,
-                "prompt": prompt.tolist(),
-                "max_tokens": new_tokens,
-                "temperature": 0.0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            }
-        )
+        body = completion_body(self._model, prompt, new_tokens)
         reading = StreamReading(time.perf_counter())
         try:
-            async for chunk in self._chunks(body):
+            async for chunk in completion_chunks(self._session, self._url, body):
                 reading.take(chunk, time.perf_counter())
-        except (aiohttp.ClientError, ValueError) as error:
-            raise WrongAnswer(f"{type(error).__name__}: {error}") from error
+        except CallFailed as error:
+            raise WrongAnswer(str(error)) from error
         return reading.answer(time.perf_counter())
-
-    async def _chunks(self, body: bytes) -> AsyncIterator[dict[str, Any]]:
-        headers = {"Content-Type": "application/json"}
-        async with self._session.post(self._url, data=body, headers=headers) as response:
-            if response.status != 200:
-                told = await response.text()
-                raise WrongAnswer(f"HTTP {response.status}: {told[:_ERROR_CHARACTERS]}")
-            async for line in response.content:
-                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-                if data and data != b"[DONE]":
-                    yield orjson.loads(data)
 
 
 def session() -> aiohttp.ClientSession:
     """A client for all HTTP servers of a run; close it."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), read_bufsize=_LINE_BYTES
-    )
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))

@@ -16,6 +16,8 @@ from typing import Any
 from aiohttp import web
 
 _CONNECTIONS = 64
+_BLOCK_TOKENS = 64
+_BATCH_TOKENS = 1024
 
 
 class Completions:
@@ -72,13 +74,20 @@ def _event(fields: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(fields).encode() + b"\n\n"
 
 
-def _manager(model: Any, max_requests: int) -> Any:
+def _manager(model: Any, max_requests: int, max_tokens: int) -> Any:
+    """A running manager. What it takes for itself without being told is most of the machine's memory."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     generation: Any = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
-    batching = ContinuousBatchingConfig(max_requests_per_batch=max_requests)
+    blocks = (max_requests + 1) * -(-max_tokens // _BLOCK_TOKENS)
+    batching = ContinuousBatchingConfig(
+        page_size=_BLOCK_TOKENS,
+        num_blocks=blocks,
+        max_batch_tokens=_BATCH_TOKENS,
+        max_requests_per_batch=max_requests,
+    )
     manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=batching)
     manager.start()
     return manager
@@ -87,8 +96,10 @@ def _manager(model: Any, max_requests: int) -> Any:
 def main() -> None:
     """Load, then serve until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, kind in (("model", str), ("port", int), ("dtype", str), ("threads", int), ("requests", int)):
+    for name, kind in (("model", str), ("port", int), ("dtype", str), ("threads", int)):
         parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--requests", type=int, required=True, help="at once")
+    parser.add_argument("--tokens", type=int, required=True, help="of the longest request")
     arguments = parser.parse_args()
 
     import torch
@@ -99,7 +110,7 @@ def main() -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, attn_implementation="sdpa")
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    manager = _manager(model, arguments.requests)
+    manager = _manager(model, arguments.requests, arguments.tokens)
     application = Completions(manager, tokenizer).application()
     web.run_app(application, host="127.0.0.1", port=arguments.port, print=None, backlog=_CONNECTIONS)
 

@@ -76,12 +76,12 @@ class TestHttp:
             with pytest.raises(WrongAnswer, match="out of pages"):
                 await AsksHttp(http, port, "model").ask(PROMPT, 5)
         async with serving(FakePeer(status=503)) as port, session() as http:
-            with pytest.raises(WrongAnswer, match="HTTP 503: no room"):
+            with pytest.raises(WrongAnswer, match="503: no room"):
                 await AsksHttp(http, port, "model").ask(PROMPT, 5)
 
     async def test_a_server_that_is_gone(self) -> None:
         async with serving(FakePeer()) as port:
             pass
         async with session() as http:
-            with pytest.raises(WrongAnswer, match="ClientConnectorError"):
+            with pytest.raises(WrongAnswer, match="UNAVAILABLE"):
                 await AsksHttp(http, port, "model").ask(PROMPT, 5)
