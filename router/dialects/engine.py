@@ -169,7 +169,7 @@ class EngineSpeaker:
             while not answer.is_complete:
                 response = await call.read()
                 if not isinstance(response, self._words.pb.GenerateResponse):
-                    raise Unavailable(f"worker {self._address} broke the answer off")
+                    raise Unreachable("it ended the answer without saying why")
                 part = self._words.part(response, answer.emitted(index_of(response)))
                 for one in answer.take(part):
                     yield one

@@ -7,6 +7,7 @@ every now and then whether anything at all was heard of it lately.
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -28,6 +29,9 @@ _KEEP_ALIVE_S = 2.0
 """Servers hang up on idle connections, uvicorn after 5 s; a request must not meet one that is just being closed."""
 _MAX_ERROR_BYTES = 64 * 1024
 _MAX_ANSWER_BYTES = 64 * 1024**2
+
+_LARGE_BYTES = 1024**2
+"""From here on aiohttp wants a file, which it sends in pieces, so that others get their turns."""
 
 T = TypeVar("T")
 
@@ -75,9 +79,10 @@ class HttpConnection:
 
         `ends_at_s`: by the event loop's clock; None: never.
         """
+        data = msgspec.json.encode(body)
         sending = self._session().post(
             f"{self.address.base}{path}",
-            data=msgspec.json.encode(body),
+            data=data if len(data) < _LARGE_BYTES else io.BytesIO(data),
             headers={"Content-Type": "application/json", **self._authorization(), **headers},
             allow_redirects=False,
         )

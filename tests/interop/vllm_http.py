@@ -1,0 +1,185 @@
+"""A real vLLM behind its own OpenAI server, a worker of ours by nothing but HTTP: `python -m tests.interop.vllm_http`.
+
+First beside our own worker in one fleet: both serve the same two-layer Llama, made in code, in float32, so that greedy
+answers must be equal token by token. Then alone behind a router that knows no tokenizer, where prompts go as text. Uses
+the environment of `tests.interop.vllm`. Prints what it saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixfleet.answers import Completion, Delta
+from radixfleet.client import Client
+from radixfleet.errors import InvalidRequest
+from tests.interop.engines import ENVIRONMENTS, free_port, process, router_command, say, until, worker_command
+from tests.interop.vllm import ENGINE_VARIABLES, prompt_of_words, serving, vllm_environment
+from tests.support.tiny_model import tiny_model
+
+_MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help=f"[{ENVIRONMENTS}]")
+    parser.add_argument("--python", type=Path, help="an interpreter that has vLLM, instead of installing it")
+    arguments = parser.parse_args()
+    python = arguments.python or vllm_environment(arguments.environments / "vllm")
+    folder = Path(tempfile.mkdtemp(prefix="radixfleet-vllm-http-"))
+    say(f"logs: {folder}")
+    with ExitStack() as stack:
+        model = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tiny"
+        shutil.copytree(tiny_model(hidden_size=128, num_heads=2, num_kv_heads=1), model)
+        ports = {name: free_port() for name in ("vllm", "worker", "mixed", "alone", "http")}
+        command = _vllm_command(python, model, ports["vllm"])
+        engine = stack.enter_context(process(command, folder / "vllm.log", ENGINE_VARIABLES))
+        ours = ["--dtype", "float32", "--device-memory", "256MiB", "--threads", "1", "--context-length", "2048"]
+        stack.enter_context(process(worker_command(str(model), ports["worker"], "ours", *ours), folder / "worker.log"))
+        url, worker = f"http://127.0.0.1:{ports['vllm']}", f"127.0.0.1:{ports['worker']}"
+        stack.enter_context(process(router_command(ports["mixed"], [url, worker]), folder / "mixed.log"))
+        alone = router_command(ports["alone"], [url], "--http-port", str(ports["http"]))
+        stack.enter_context(process(alone, folder / "alone.log"))
+        asyncio.run(_check(ports, url, worker, engine))
+    return 0
+
+
+def _vllm_command(python: Path, model: Path, port: int) -> list[str]:
+    options = ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
+    options += ["--max-model-len", "2048", "--dtype", "float32", "--enforce-eager", "--max-num-seqs", "8"]
+    return [str(python), "-m", "vllm.entrypoints.openai.api_server", *options, "--enable-prompt-tokens-details"]
+
+
+async def _check(ports: dict[str, int], url: str, worker: str, engine: subprocess.Popen[bytes]) -> None:
+    async with (
+        Client(f"127.0.0.1:{ports['mixed']}", timeout_s=120) as mixed,
+        Client(f"127.0.0.1:{ports['alone']}", timeout_s=120) as alone,
+        Client(worker, timeout_s=120) as direct,
+    ):
+        entries = await serving(mixed, engine, workers=2)
+        vllm = next(entry.worker_id for entry in entries if entry.worker_id.startswith("openai@"))
+        await _beside_our_worker(mixed, direct, vllm, url)
+        await serving(alone, engine, workers=1)
+        await _alone(alone, vllm)
+        _over_http(f"http://127.0.0.1:{ports['http']}")
+        engine.kill()
+        for number in range(6):
+            answer = await mixed.complete(prompt_of_words(900 + number, 10), max_new_tokens=4)
+            assert answer.started.worker_id == "ours"
+        say("engine killed: the next requests went to our worker, none failed")
+
+
+async def _beside_our_worker(client: Client, direct: Client, vllm: str, url: str) -> None:
+    served, same_texts = {vllm: 0, "ours": 0}, 0
+    for number in range(24):
+        prompt = prompt_of_words(number, 30)
+        answer = await client.complete(prompt, temperature=0, max_new_tokens=24)
+        reference = await direct.complete(prompt, temperature=0, max_new_tokens=24)
+        told = f"{answer.token_ids} of {answer.started.worker_id}, not {reference.token_ids}"
+        assert answer.token_ids == reference.token_ids, told
+        if "\ufffd" not in answer.text + reference.text:  # what stands for half a character differs between the two
+            assert answer.text == reference.text, (answer.text, reference.text)
+            same_texts += 1
+        served[str(answer.started.worker_id)] += 1
+    assert all(served.values()), served
+    say(
+        f"24 greedy answers of 24 tokens: {served[vllm]} by vLLM, {served['ours']} by ours, all equal token by token, "
+        f"{same_texts} whole texts equal too"
+    )
+
+    prompt = await _prompt_at(client, vllm, 400)
+    again = await client.complete(prompt, max_new_tokens=1)
+    assert again.started.worker_id == vllm
+    assert again.started.route is not None
+    assert again.usage.cached_tokens >= 128
+    predicted = again.started.route.predicted_cached_tokens
+    say(
+        f"a prompt of {again.usage.prompt_tokens} tokens once more: routed for its prefix "
+        f"({again.started.route.reason}), predicted {predicted} cached tokens, the engine counted "
+        f"{again.usage.cached_tokens}"
+    )
+
+    prompt = await _prompt_at(client, vllm, 30)
+    whole = await client.complete(prompt, temperature=0, max_new_tokens=16, logprobs=3)
+    assert whole.started.worker_id == vllm
+    assert [len(told.top) for told in whole.choices[0].logprobs] == [3] * 16
+    stop = whole.text[4:7]
+    stopped = await client.complete(prompt, temperature=0, max_new_tokens=16, stop=[stop])
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+    assert stopped.finished.matched_stop == stop
+    many = await client.complete(prompt, n=3, temperature=1.0, max_new_tokens=8, ignore_eos=True)
+    assert [len(choice.token_ids) for choice in many.choices] == [8, 8, 8]
+    say("log probabilities, stop strings, n = 3: as asked")
+
+    stream = client.generate(prompt, max_new_tokens=1500, ignore_eos=True)
+    async for event in stream:
+        if isinstance(event, Delta):
+            break
+    await stream.aclose()
+    await asyncio.to_thread(until, lambda: not _running(url), "the engine is idle again", 30)
+    say("a client that left a stream of 1,500 tokens: the engine was idle again")
+
+
+async def _alone(client: Client, vllm: str) -> None:
+    text = await client.complete("the router", temperature=0, max_new_tokens=8, ignore_eos=True)
+    chat = await client.complete(_MESSAGES, temperature=0, max_new_tokens=8, ignore_eos=True)
+    ids = await client.complete([5, 6, 7], temperature=0, max_new_tokens=8, ignore_eos=True)
+    assert {answer.started.worker_id for answer in (text, chat, ids)} == {vllm}
+    assert [answer.usage.completion_tokens for answer in (text, chat, ids)] == [8, 8, 8]
+    with pytest.raises(InvalidRequest, match="--tokenizers"):
+        await client.tokenize("the router")
+    system = {"role": "system", "content": prompt_of_words(77, 300)}
+    cached = []
+    for question in ("one", "two", "three"):
+        answer: Completion = await client.complete([system, {"role": "user", "content": question}], max_new_tokens=4)
+        cached.append(answer.usage.cached_tokens)
+    assert all(cached[1:]), cached
+    say(f"without a tokenizer: text, chat and ids are answered; three chats with one system prompt: {cached} cached")
+
+
+def _over_http(url: str) -> None:
+    body = {"model": "tiny", "messages": _MESSAGES, "max_tokens": 8, "temperature": 0, "stream": True}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        lines = [line for line in response.read().decode().splitlines() if line]
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    events: list[Any] = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+    say(f"a chat over OpenAI's HTTP through the router: {len(events)} events")
+
+
+async def _prompt_at(client: Client, worker_id: str, words: int) -> str:
+    """A new prompt, sent once, that went to this worker."""
+    for number in range(100, 200):
+        prompt = prompt_of_words(number * words, words)
+        if (await client.complete(prompt, max_new_tokens=1)).started.worker_id == worker_id:
+            return prompt
+    raise AssertionError(f"no request went to {worker_id}")
+
+
+def _running(url: str) -> int:
+    """Requests in the engine, by its own metrics."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as page:
+        told = re.findall(
+            r"^vllm:num_requests_(?:running|waiting){[^}]*} ([0-9.]+)", page.read().decode(), re.MULTILINE
+        )
+    assert told, "the engine tells how many requests it has"
+    return round(sum(map(float, told)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
