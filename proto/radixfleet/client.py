@@ -41,10 +41,10 @@ from radixfleet.channel import open_channel
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
-from radixfleet.endpoint import Endpoint
+from radixfleet.endpoint import Endpoint, as_endpoint
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
 from radixfleet.retry import RetryPolicy
-from radixfleet.status import error_from_rpc
+from radixfleet.status import error_from_rpc, stream_error
 from radixfleet.tracing import headers
 from radixfleet.types import ModelInfo, TokenArray
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -67,6 +67,7 @@ class Client:
         `timeout_s`: for calls that are given none; None waits forever. Raises UnusableFile when the endpoint's
         certificates cannot be read.
         """
+        self._address = as_endpoint(target).address
         self._channel = open_channel(target)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._fleet = fleet_pb2_grpc.FleetStub(self._channel)
@@ -127,6 +128,7 @@ class Client:
         call = self._inference.Generate(request, timeout=timeout_s, metadata=tuple(headers().items()))
         held: list[Event] = []
         finished: Finished | None = None
+        delivered_tokens: int | None = None
         try:
             async for message in call:
                 event = answers.event(message)
@@ -135,11 +137,12 @@ class Client:
                     continue
                 held.append(event)
                 if not isinstance(event, Started):
+                    delivered_tokens = (delivered_tokens or 0) + len(message.delta.token_ids)
                     for item in held:
                         yield item
                     held.clear()
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+            raise stream_error(error, self._address, delivered_tokens) from error
         except asyncio.CancelledError:
             self._check_closed()
             raise

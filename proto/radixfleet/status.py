@@ -40,6 +40,10 @@ _BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
 }
 """For statuses without our ErrorInfo: made by gRPC itself, or by another engine."""
 
+_BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
+"""What gRPC makes of a connection that breaks in the middle of a stream."""
+_RETRY_AFTER_S = 1.0
+
 
 def status_from_error(error: RadixfleetError) -> status_pb2.Status:
     """The google.rpc.Status of an error, details included."""
@@ -81,6 +85,24 @@ def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
     if call_error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return errors.InternalError(f"the server does not implement this call ({message})")
     return _BY_CODE.get(call_error.code(), errors.InternalError)(message)
+
+
+def stream_error(call_error: grpc.aio.AioRpcError, address: str, delivered_tokens: int | None) -> RadixfleetError:
+    """`error_from_rpc`, but an answer whose connection to `address` broke says how far it got, and what to do.
+
+    gRPC's own words for that ("Socket closed") tell neither. An error that the other side raised tells it itself.
+    `delivered_tokens`: None while the answer has not begun.
+    """
+    is_ours = _rich_status(call_error) is not None
+    if is_ours or delivered_tokens is None or call_error.code() not in _BROKEN:
+        return error_from_rpc(call_error)
+    error = errors.Unavailable(
+        f"the connection to {address} broke after {delivered_tokens} tokens: the answer is not complete. Send the "
+        f"request again; what was computed of its prompt is most likely still cached ({call_error.details()})"
+    )
+    error.retry_after_s = _RETRY_AFTER_S
+    error.metadata = {"delivered_tokens": str(delivered_tokens)}
+    return error
 
 
 def error_from_status(status: status_pb2.Status) -> RadixfleetError:
