@@ -76,6 +76,8 @@ def stage(router: str) -> Iterator[tuple[RayHost, list[int], Load]]:
         (files / "fleet.yaml").write_text(text)
         with RayHost.start(files) as host:
             host.redis(REDIS_PORT)
+            # Nodes end themselves when there is no head for so long: by default 60 s, which a busy machine may need.
+            host.more_environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "300"
             before = set(host.processes())
             host.ray_head("{}")
             head = sorted(set(host.processes()) - before)
