@@ -90,7 +90,9 @@ class Match(NamedTuple):
     node: Node | None
     """Where the match ended; None when nothing matched."""
     cuts: int = 0
-    """The node's, so that a later match of the same tokens knows whether it may go on from here."""
+    """The node's, so that a later match of the same tokens knows whether it may go on from here, ..."""
+    changes: int = 0
+    """... and this one's, whether it need not look at all."""
 
     @property
     def pages(self) -> Int32Array:
@@ -192,6 +194,8 @@ class RadixCache:
         earlier match of the same tokens with the same limit. As long as nothing of it was evicted the search goes on
         from its end, and costs what was cached since then, however long the prefix is.
         """
+        if known is not None and known.node is not None and known.node.changes == known.changes:
+            return known
         _check_dtype(tokens)
         page_size = self.page_size
         end = len(tokens) if limit is None else min(limit, len(tokens))
@@ -212,9 +216,9 @@ class RadixCache:
                 found = node
                 if length < len(node.tokens):
                     break
-        if known is not None and found is known.node and position == known.length:
-            return known
-        return Match(position, page_size, namespace, found, found.cuts if found is not None else 0)
+        if found is None:
+            return Match(position, page_size, namespace, None)
+        return Match(position, page_size, namespace, found, found.cuts, found.changes)
 
     def lock(self, match: Match) -> Handle:
         """Protect a matched prefix (an empty one too: the handle is what `insert` starts from) until `unlock`.
