@@ -28,6 +28,8 @@ deadline   the request's own deadline passed
 answer     the worker said no in its own words
 """
 
+_Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]"
+
 _RETRY_AFTER_S = 1.0
 _STATUS_S = 1.0
 
@@ -80,10 +82,17 @@ class CallLink:
         """`worker`: its name, for messages."""
         self._stub = inference_pb2_grpc.InferenceStub(channel)
         self._worker = worker
+        self._calls: set[_Call] = set()
+
+    def cut(self) -> None:
+        """The worker hangs: give up all calls."""
+        for call in self._calls:
+            call.cancel()
 
     async def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
         """See `WorkerLink`."""
         call = self._stub.Generate(request.message, timeout=timeout_s, metadata=tuple(headers().items()))
+        self._calls.add(call)
         try:
             while True:
                 message = await call.read()
@@ -97,12 +106,13 @@ class CallLink:
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, self._worker) from error
         except asyncio.CancelledError:
-            # gRPC raises this too when the channel is closed under the call: then nobody cancelled us.
+            # gRPC raises this too when the call is cut, or the channel closed under it: then nobody cancelled us.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise broken(self._worker, "the channel was closed") from None
+            raise broken(self._worker, "the worker says nothing, or its channel was closed") from None
         finally:
+            self._calls.discard(call)
             call.cancel()
 
 

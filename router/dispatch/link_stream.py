@@ -87,6 +87,12 @@ class StreamLink:
             async for reply in replies:
                 yield reply
 
+    def cut(self) -> None:
+        """The worker hangs: give up all that runs there. When it wakes it finds that we have left."""
+        self._calls.cut()
+        if self._stream is not None:
+            self._stream.end(broken(self._worker.name, "the worker says nothing"))
+
     async def close(self) -> None:
         """End the stream, and with it what still runs on it."""
         if self._stream is not None:
@@ -171,7 +177,7 @@ class _Open:
 
     async def close(self) -> None:
         """End it."""
-        self._end(broken(self._worker, "the link was closed"))
+        self.end(broken(self._worker, "the link was closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _greet(self) -> None:
@@ -180,13 +186,18 @@ class _Open:
             await self._call.initial_metadata()
             # Metadata comes with a refusal too; then the status is there with it.
             if self._call.done() and await self._call.code() is grpc.StatusCode.UNIMPLEMENTED:
-                self._end(broken(self._worker, "no links"))
+                self.end(broken(self._worker, "no links"))
                 raise _NotSpoken
         except grpc.aio.AioRpcError as error:
-            self._end(failure_of(error, self._worker))
+            self.end(failure_of(error, self._worker))
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 raise _NotSpoken from None
             raise failure_of(error, self._worker) from error
+        except asyncio.CancelledError:
+            if not self.is_over:
+                raise
+            # Our own `end` cancelled the call, and nobody this task.
+            raise broken(self._worker, "the link ended before the worker had answered") from None
         self.is_known = True
 
     async def _read(self) -> None:
@@ -204,7 +215,7 @@ class _Open:
         except (LinkFailure, _NotSpoken):
             return
         finally:
-            self._end(failure)
+            self.end(failure)
 
     def _take(self, message: worker_pb2.LinkReply) -> None:
         inbox = self._inboxes.get(message.number)
@@ -231,7 +242,7 @@ class _Open:
                 frame, self._outgoing = self._outgoing, worker_pb2.RouterFrame()
                 await self._call.write(frame)
 
-    def _end(self, failure: LinkFailure) -> None:
+    def end(self, failure: LinkFailure) -> None:
         """Nothing more comes: tell all who wait."""
         if self.is_over:
             return
@@ -259,24 +270,25 @@ class Links:
         self._channel = channel
         self._generator = generator
         self._streams = streams
-        self._links: dict[WorkerState, StreamLink] = {}
+        self._links: dict[WorkerState, StreamLink | CallLink] = {}
 
     def to(self, worker: WorkerState) -> WorkerLink:
         """The link to a worker that is in the registry."""
         generator = self._generator(worker)
         if generator is not None:
             return TranslatedLink(generator, worker.name)
-        if not self._streams:
-            return CallLink(self._channel(worker), worker.name)
         link = self._links.get(worker)
         if link is None:
             self._links = {known: link for known, link in self._links.items() if not known.removed}
-            link = self._links[worker] = StreamLink(self._channel(worker), worker)
+            channel = self._channel(worker)
+            link = StreamLink(channel, worker) if self._streams else CallLink(channel, worker.name)
+            self._links[worker] = link
+            worker.on_silence = link.cut
         return link
 
     async def close(self) -> None:
         """End all streams."""
-        await asyncio.gather(*(link.close() for link in self._links.values()))
+        await asyncio.gather(*(link.close() for link in self._links.values() if isinstance(link, StreamLink)))
 
 
 def _failure(status: bytes, worker: str) -> LinkFailure:

@@ -7,7 +7,9 @@ One task a worker, which never gives up:
                                         +-- a report is missing: ask and follow again, at once, from a new digest
 
 A worker is connected from the first update of a state stream until the stream breaks or stays silent for
-`heartbeat_timeout_s`. Losing the connection ends no request: those have calls of their own on the same channel.
+`heartbeat_timeout_s`. A stream that breaks ends no request: those have calls of their own on the same channel. Silence
+ends them: a worker that tells nothing computes nothing. Other engines may be too busy to answer questions, and are left
+to finish.
 """
 
 from __future__ import annotations
@@ -196,6 +198,9 @@ class WorkerConnection:
             self._sketch.lose_truth(state.slot)
             state.changed()
             self._changed()
+            if isinstance(error, TimeoutError) and state.is_native:
+                # Its connection is whole, so nothing else would tell the requests that it computes.
+                state.on_silence()
 
     def _pause_s(self) -> float:
         """None after the first failure, for most losses are over at once; then doubling, with jitter."""

@@ -82,6 +82,8 @@ class WorkerState:
         self.removed = False
         self.updated_at_s: float | None = None
         """When the last state update came, by the router's clock."""
+        self.on_silence: Callable[[], None] = lambda: None
+        """Called when it hangs: whoever waits for an answer from it shall wait no more."""
         self.stale: set[WorkerState] = set()
         """Of the group that it belongs to: workers whose views are others than the group has seen."""
         self._sketch = sketch
