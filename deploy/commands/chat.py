@@ -121,7 +121,8 @@ def _read_line() -> str | None:
 def _remark(completion: Completion) -> str:
     started, usage = completion.started, completion.usage
     why = f" ({started.route.reason})" if started.route else ""
+    cached = "an unknown part" if usage.cached_tokens_unknown else usage.cached_tokens
     return (
-        f"{started.worker_id}{why}: {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached, "
+        f"{started.worker_id}{why}: {cached} of {usage.prompt_tokens} prompt tokens cached, "
         f"first token after {1000 * completion.ttft_s:.0f} ms, {tokens_per_second(completion):.0f} tokens/s"
     )

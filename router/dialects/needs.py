@@ -13,7 +13,7 @@ from radixfleet.v1 import inference_pb2
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
-        "cache_salt": "keep caches apart by salt",
+        "cache_salt": "keep the caches of clients apart (cache_salt; --isolate-clients sets one for each)",
         "resume": "go on with an answer that was begun elsewhere",
         "generated": "go on with an answer that was begun elsewhere",
         "sampling.seed": "take a seed",

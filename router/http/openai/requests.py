@@ -56,7 +56,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     """What requests for completions and for chats have in common."""
 
     model: str = ""
-    """May be left out while one model is served."""
+    """OpenAI demands it; here it may be left out while one model is served, as most engines of this field allow."""
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -112,7 +112,8 @@ class ContentPart(msgspec.Struct):
 class Message(msgspec.Struct, kw_only=True):
     """One message of a chat."""
 
-    role: Annotated[str, Meta(min_length=1)]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """"developer" is OpenAI's later name for "system", and is taken for that."""
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None

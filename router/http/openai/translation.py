@@ -198,7 +198,8 @@ def _message(message: Message, path: str) -> inference_pb2.ChatMessage:
     if message.tool_calls is not None:
         extra["tool_calls"] = [_with_open_arguments(call) for call in message.tool_calls]
     extra_json = msgspec.json.encode(extra).decode() if extra else ""
-    return inference_pb2.ChatMessage(role=message.role, content=_text(message, path), extra_json=extra_json)
+    role = "system" if message.role == "developer" else message.role
+    return inference_pb2.ChatMessage(role=role, content=_text(message, path), extra_json=extra_json)
 
 
 def _text(message: Message, path: str) -> str:

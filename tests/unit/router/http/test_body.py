@@ -75,6 +75,7 @@ def test_text_that_is_not_unicode_is_refused_by_name(body: bytes, field: str) ->
         (b'"messages": []', "messages"),
         (b'"messages": [{"content": "hi"}]', "messages[0].role"),
         (b'"messages": [{"role": "", "content": "hi"}]', "messages[0].role"),
+        (b'"messages": [{"role": "wizard", "content": "hi"}]', "messages[0].role"),
         (b'"stream": 1', "stream"),
     ],
 )

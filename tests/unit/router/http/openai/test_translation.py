@@ -170,6 +170,11 @@ def test_parts_of_a_message_are_lines_of_it() -> None:
     assert chat(messages=[{"role": "user", "content": parts}]).prompt.chat.messages[0].content == "one\ntwo"
 
 
+def test_developer_is_another_name_for_system() -> None:
+    sent = chat(messages=[{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]).prompt.chat
+    assert [message.role for message in sent.messages] == ["system", "user"]
+
+
 def test_tools_and_calls_reach_the_template_as_it_expects_them() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}]
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
