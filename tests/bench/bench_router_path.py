@@ -1,30 +1,41 @@
 """What the router adds to a request, and what it costs: `python -m tests.bench.bench_router_path`.
 
-A router process before worker processes that do nothing: they answer with 16 tokens, one a message, at once. Measured
-are the client's time to the first message and to the end, and the CPU time of the router's process, by the way that
-requests take:
+A router process before worker processes that do nothing: they answer with 16 tokens at once, one a message or all in
+one. Measured are the client's time to the first message and to the end, and the CPU time of the router's process, by
+the way that requests take:
 
-    direct      client -> worker: what gRPC and the worker themselves take; the router's part is what is more than this
+    direct      client -> worker: what gRPC and the worker themselves take
     calls       client -> router -> worker, a call for each request (--no-link)
     link        client -> router -> worker, one stream for all requests
     look-aside  client asks the router (Fleet.Route), then worker
 
-Three quarters of each prompt is shared by all. Everything shares this machine's cores, the client too: what counts is
-one row beside another. Prompts as text are tokenized by the demonstration model's tokenizer where that is here, else by
-one that makes a token of each byte.
+With --peers smg sglang-router, beside them, over HTTP, before workers that do as little:
+
+    http direct                client -> worker
+    smg, sglang-router         client -> their router (cache_aware) -> worker
+
+All of it runs at once, and the ways are asked in turns, a few requests at a time, so that what else happens on the
+machine happens to all. "Added" is a way's time less that of the direct way by the same protocol. Three quarters of each
+prompt is shared by all. Everything shares this machine's cores, the client too: what counts is one row beside another.
+Prompts as text are tokenized by the demonstration model's tokenizer where that is here, else by one that makes a token
+of each byte; the peers hash characters, so our prompts of token ids are what compares with them.
+
+--processes 1 2 measures something else: how many choices (Fleet.Explain) a second routers of so many processes make.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -36,13 +47,18 @@ from radixfleet.convert import pack_tokens
 from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import Capacity
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2
+from tests.bench import router_peers
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.fake_worker import Call, FakeWorker, Script
+from tests.support.http_client import Connection
 from worker.model.tokenizer_files import load_tokenizer_spec
 
 LENGTHS = (500, 8_000, 64_000)
-CONCURRENCIES = (1, 32)
-REQUESTS = {1: 150, 32: 600}
+ROUNDS = 6
+REQUESTS = {1: 30, 32: 128}
+"""A round, by concurrency."""
+WHOLE = "whole"
+"""A request of this id is answered in one message."""
 TOKENS = 16
 WORDS = [
     "the",
@@ -62,11 +78,11 @@ WORDS = [
     "do",
     "likewise",
 ]
-_START_S = 30.0
+_START_S = 120.0
 
 Request: TypeAlias = inference_pb2.GenerateRequest
-Send: TypeAlias = Callable[[Request], Awaitable[tuple[float, float]]]
-"""Carries a request to its end; seconds to the first message, and in all."""
+Process: TypeAlias = tuple[psutil.Process, str]
+"""One that runs, and its address."""
 
 
 class _Nobody(list[Call]):
@@ -92,7 +108,7 @@ class IdleWorker(FakeWorker):
     def _script(self, call: Call) -> Script:
         if call.request.lease_id:
             self._ended.append(call.request.lease_id)
-        return Script(tokens=TOKENS)
+        return Script(tokens=TOKENS, tokens_a_delta=TOKENS if call.request.request_id == WHOLE else 1)
 
     def prefill(self, call: Call) -> None:
         """Compute nothing."""
@@ -112,26 +128,53 @@ class Load:
     form: str
     characters: int
     concurrency: int
+    streamed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
-    """One measurement."""
+    """One way under one load, over all rounds."""
 
     way: str
     load: Load
-    first_s: Sequence[float]
-    total_s: Sequence[float]
-    router_cpu_s: float
+    first_s: list[float] = field(default_factory=list)
+    total_s: list[float] = field(default_factory=list)
+    router_cpu_s: float = 0.0
 
-    def __str__(self) -> str:
-        first, total = sorted(self.first_s), sorted(self.total_s)
-        p50, p99 = statistics.median(total), total[int(0.99 * (len(total) - 1))]
-        cpu_us = self.router_cpu_s / len(total) * 1e6
+    def p(self, share: float) -> float:
+        """A percentile of the whole time, in ms."""
+        return sorted(self.total_s)[int(share * (len(self.total_s) - 1))] * 1e3
+
+    def line(self, direct: Row) -> str:
+        """`direct`: the same without a router."""
+        cpu = "" if self is direct else f"{self.router_cpu_s / len(self.total_s) * 1e6:8.0f}"
+        added = "" if self is direct else f"{self.p(0.5) - direct.p(0.5):8.2f} {self.p(0.99) - direct.p(0.99):8.2f}"
+        load = self.load
+        kind = "stream" if load.streamed else "whole"
         return (
-            f"{self.load.form:5} {self.load.characters:6} {self.load.concurrency:7} {self.way:10} "
-            f"{statistics.median(first) * 1e3:8.2f} {p50 * 1e3:8.2f} {p99 * 1e3:8.2f} {cpu_us:8.0f}"
+            f"{load.form:5} {load.characters:6} {load.concurrency:8} {kind:6} {self.way:13} "
+            f"{statistics.median(self.first_s) * 1e3:9.2f} {self.p(0.5):8.2f} {self.p(0.99):8.2f} {added:17} {cpu}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way that requests take."""
+
+    name: str
+    send: Callable[[Question, bool], Awaitable[tuple[float, float]]]
+    """A question, and whether its answer is streamed; seconds to the first message, and in all."""
+    direct: str
+    """The way without a router."""
+    process: psutil.Process | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, as our protocol and as HTTP carry it."""
+
+    prompt: inference_pb2.Prompt
+    text: str
 
 
 def tokenizer_spec() -> TokenizerSpec:
@@ -148,7 +191,7 @@ async def serve_worker(worker_id: str, address_file: Path) -> None:
 
 
 @asynccontextmanager
-async def process(address_file: Path, *arguments: str) -> AsyncIterator[tuple[psutil.Process, str]]:
+async def process(address_file: Path, *arguments: str) -> AsyncIterator[Process]:
     """A process that writes its address to `address_file`."""
     child = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments)
     try:
@@ -194,74 +237,130 @@ async def stream(stub: inference_pb2_grpc.InferenceStub, request: Request, began
     return first_s, time.perf_counter() - began_s
 
 
-def straight(stub: inference_pb2_grpc.InferenceStub) -> Send:
+def request_of(question: Question, streamed: bool) -> Request:
+    """Of our protocol."""
+    sampling = inference_pb2.SamplingParams(max_new_tokens=TOKENS)
+    return Request(prompt=question.prompt, sampling=sampling, request_id="" if streamed else WHOLE)
+
+
+def straight(stub: inference_pb2_grpc.InferenceStub) -> Callable[[Question, bool], Awaitable[tuple[float, float]]]:
     """By Generate."""
-    return lambda request: stream(stub, request, time.perf_counter())
+
+    async def send(question: Question, streamed: bool) -> tuple[float, float]:
+        request = request_of(question, streamed)
+        return await stream(stub, request, time.perf_counter())
+
+    return send
 
 
-def look_aside(fleet: fleet_pb2_grpc.FleetStub, workers: dict[str, inference_pb2_grpc.InferenceStub]) -> Send:
+def look_aside(
+    fleet: fleet_pb2_grpc.FleetStub, workers: dict[str, inference_pb2_grpc.InferenceStub]
+) -> Callable[[Question, bool], Awaitable[tuple[float, float]]]:
     """By Route, and then from the worker."""
 
-    async def send(request: Request) -> tuple[float, float]:
+    async def send(question: Question, streamed: bool) -> tuple[float, float]:
+        request = request_of(question, streamed)
         began_s = time.perf_counter()
         route = await fleet.Route(fleet_pb2.RouteRequest(request=request))
         direct = Request(
-            prompt=inference_pb2.Prompt(token_ids=route.token_ids), sampling=request.sampling, lease_id=route.lease_id
+            prompt=inference_pb2.Prompt(token_ids=route.token_ids),
+            sampling=request.sampling,
+            lease_id=route.lease_id,
+            request_id=request.request_id,
         )
         return await stream(workers[route.address], direct, began_s)
 
     return send
 
 
-async def measure(send: Send, requests: Sequence[Request], concurrency: int) -> list[tuple[float, float]]:
-    """All requests, so many at a time."""
-    waiting = iter(requests)
+def by_http(port: int) -> Callable[[Question, bool], Awaitable[tuple[float, float]]]:
+    """On connections that are kept."""
+    idle: list[Connection] = []
+
+    async def send(question: Question, streamed: bool) -> tuple[float, float]:
+        connection = idle.pop() if idle else Connection(*await asyncio.open_connection("127.0.0.1", port))
+        times = await router_peers.send(connection, question.text, streamed=streamed)
+        idle.append(connection)
+        return times
+
+    return send
+
+
+async def measure(way: Way, questions: Sequence[Question], load: Load) -> list[tuple[float, float]]:
+    """All questions, so many at a time."""
+    waiting = iter(questions)
     times = []
 
     async def client() -> None:
-        for request in waiting:
-            times.append(await send(request))  # noqa: PERF401  shared by the clients
+        for question in waiting:
+            times.append(await way.send(question, load.streamed))  # noqa: PERF401  shared by the clients
 
-    await asyncio.gather(*(client() for _ in range(concurrency)))
+    await asyncio.gather(*(client() for _ in range(load.concurrency)))
     return times
 
 
-async def bench(forms: Sequence[str], lengths: Sequence[int]) -> None:
-    """Every way, form, length and number of clients; one router runs at a time."""
+async def bench(loads: Sequence[Load], peers: Sequence[str], rounds: int) -> None:
+    """Every load by every way, in turns."""
     tokenizer = Tokenizer(tokenizer_spec())
-    rows: list[Row] = []
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = {}
-        for name in ("w0", "w1"):
-            file = folder / name
-            command = ("tests.bench.bench_router_path", "--serve-worker", name, "--address-file", str(file))
-            _, address = await stack.enter_async_context(process(file, *command))
-            channel = await stack.enter_async_context(open_channel(address))
-            workers[address] = inference_pb2_grpc.InferenceStub(channel)
-        loads = [
-            Load(form, characters, concurrency)
-            for form in forms
-            for characters in lengths
-            for concurrency in CONCURRENCIES
-        ]
-        rows += [
-            await one_row("direct", straight(next(iter(workers.values()))), None, load, tokenizer) for load in loads
-        ]
-        for switch, ways in (("--no-link", ("calls",)), ("--link", ("link", "look-aside"))):
-            file = folder / switch
-            command = ("router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", switch)
-            command += ("--workers", ",".join(workers), "--address-file", str(file), "--log-level", "warning")
-            async with process(file, *command) as (router, address), open_channel(address) as channel:
-                inference = inference_pb2_grpc.InferenceStub(channel)
-                await until_serving(inference)
-                sends = {way: straight(inference) for way in ways}
-                if "look-aside" in sends:
-                    sends["look-aside"] = look_aside(fleet_pb2_grpc.FleetStub(channel), workers)
-                rows += [await one_row(way, sends[way], router, load, tokenizer) for way in ways for load in loads]
-    print("form   chars  at once way     first p50  all p50  all p99  router CPU, us a request  (times in ms)")
-    for row in sorted(rows, key=lambda row: loads.index(row.load)):
-        print(row)
+        ways = [*await our_ways(stack, folder)]
+        if peers:
+            for name, server in (await stack.enter_async_context(router_peers.running_peers(peers))).items():
+                ways.append(Way(name, by_http(server.port), "http direct", server.process))
+        print("times in ms; the peers' rows are of the same prompts as text")
+        print("form   chars  at once answer way           first p50  all p50  all p99   added p50, p99  router CPU, us")
+        for load in loads:
+            await one_load(load, ways, tokenizer, rounds)
+
+
+async def our_ways(stack: AsyncExitStack, folder: Path) -> list[Way]:
+    """Two workers, and a router with links and one without before them."""
+    workers = {}
+    for name in ("w0", "w1"):
+        command = ("tests.bench.bench_router_path", "--serve-worker", name, "--address-file", str(folder / name))
+        _, address = await stack.enter_async_context(process(folder / name, *command))
+        workers[address] = inference_pb2_grpc.InferenceStub(await stack.enter_async_context(open_channel(address)))
+    ways = [Way("direct", straight(next(iter(workers.values()))), "direct")]
+    for switch, name in (("--no-link", "calls"), ("--link", "link")):
+        router, address = await stack.enter_async_context(router_process(folder / name, workers, switch))
+        channel = await stack.enter_async_context(open_channel(address))
+        inference = inference_pb2_grpc.InferenceStub(channel)
+        await until_serving(inference)
+        ways.append(Way(name, straight(inference), "direct", process=router))
+        if name == "link":
+            aside = look_aside(fleet_pb2_grpc.FleetStub(channel), workers)
+            ways.append(Way("look-aside", aside, "direct", process=router))
+    return ways
+
+
+def router_process(file: Path, workers: Iterable[str], *options: str) -> AbstractAsyncContextManager[Process]:
+    """A router of ours."""
+    command = ("router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", "--log-level", "warning", *options)
+    return process(file, *command, "--workers", ",".join(workers), "--address-file", str(file))
+
+
+async def one_load(load: Load, ways: Sequence[Way], tokenizer: Tokenizer, rounds: int) -> None:
+    """Warm up, then measure by turns."""
+    count = REQUESTS[load.concurrency]
+    rows = {way.name: Row(way.name, load) for way in ways}
+    texts = prompts("text", load.characters, count * (rounds + 1), tokenizer)
+    ids = prompts("ids", load.characters, count * (rounds + 1), tokenizer)
+    for turn in range(rounds + 1):
+        for way in ways:
+            part = range(turn * count, (turn + 1) * count)
+            # The workers take token ids alone: a router's ids for a text are as many.
+            ours = ids if load.form == "ids" or way.name == "direct" else texts
+            questions = [Question(ours[index], texts[index].text) for index in part]
+            before_s = _cpu_s(way.process)
+            times = await measure(way, questions, load)
+            cpu_s = _cpu_s(way.process) - before_s
+            if turn:
+                rows[way.name].first_s += [first_s for first_s, _ in times]
+                rows[way.name].total_s += [total_s for _, total_s in times]
+                rows[way.name].router_cpu_s += cpu_s
+    for way in ways:
+        print(rows[way.name].line(rows[way.direct]), flush=True)
 
 
 async def until_serving(stub: inference_pb2_grpc.InferenceStub) -> None:
@@ -276,40 +375,95 @@ async def until_serving(stub: inference_pb2_grpc.InferenceStub) -> None:
                 return
 
 
-async def one_row(way: str, send: Send, router: psutil.Process | None, load: Load, tokenizer: Tokenizer) -> Row:
-    """Warm up, then measure."""
-    count = REQUESTS[load.concurrency]
-    # The workers take token ids alone: a router's ids for a text are as many.
-    form = "ids" if way == "direct" else load.form
-    sampling = inference_pb2.SamplingParams(max_new_tokens=TOKENS)
-    made = prompts(form, load.characters, count + load.concurrency, tokenizer)
-    requests = [Request(prompt=prompt, sampling=sampling) for prompt in made]
-    await measure(send, requests[: load.concurrency], load.concurrency)
-    before_s = _cpu_s(router)
-    times = await measure(send, requests[load.concurrency :], load.concurrency)
-    cpu_s = _cpu_s(router) - before_s
-    return Row(way, load, [first_s for first_s, _ in times], [total_s for _, total_s in times], cpu_s)
-
-
 def _cpu_s(process: psutil.Process | None) -> float:
+    """Of the process and those that it started: their threads' times, for ticks of 10 ms are too coarse."""
     if process is None:
         return 0.0
-    times = process.cpu_times()
-    return times.user + times.system
+    total_ns = 0
+    for each in (process, *process.children(recursive=True)):
+        for file in Path(f"/proc/{each.pid}/task").glob("*/schedstat"):
+            total_ns += int(file.read_text().split()[0])
+    return total_ns / 1e9
+
+
+async def bench_processes(counts: Sequence[int], characters: int) -> None:
+    """Choices a second by routers of so many processes, by turns; clients are processes of their own."""
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        command = ("tests.bench.bench_router_path", "--serve-worker", "w0", "--address-file", str(folder / "w0"))
+        _, worker = await stack.enter_async_context(process(folder / "w0", *command))
+        routers: dict[int, Process] = {}
+        for count in counts:
+            file = folder / f"router-{count}"
+            routers[count] = await stack.enter_async_context(router_process(file, [worker], "--processes", str(count)))
+        print("processes  choices/s  CPU of the routers, in cores")
+        rates: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
+        for _ in range(ROUNDS):
+            for count, (router, address) in routers.items():
+                before_s, began_s = _cpu_s(router), time.perf_counter()
+                num_choices = await _choices(address, characters)
+                took_s = time.perf_counter() - began_s
+                rates[count].append((num_choices / took_s, (_cpu_s(router) - before_s) / took_s))
+        for count, found in rates.items():
+            rate, cores = (statistics.median(values) for values in zip(*found, strict=True))
+            print(f"{count:9} {rate:10.0f} {cores:8.2f}")
+
+
+async def _choices(address: str, characters: int) -> int:
+    """Ask by two client processes; how many answers came."""
+    command = ("-m", "tests.bench.bench_router_path", "--ask", address, "--lengths", str(characters))
+    clients = [
+        await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE) for _ in range(2)
+    ]
+    answers = [await client.communicate() for client in clients]
+    return sum(int(out) for out, _ in answers)
+
+
+async def ask(address: str, characters: int) -> int:
+    """A client: Explain over several connections, as many at a time as keep a router busy."""
+    ids = np.random.default_rng(os.getpid()).integers(0, 255, characters // 4).astype(np.uint32)
+    prompt = inference_pb2.Prompt(token_ids=pack_tokens(ids))
+    request = fleet_pb2.ExplainRequest(request=Request(prompt=prompt))
+    left = iter(range(1_000))
+    num_answers = 0
+
+    async def client() -> None:
+        nonlocal num_answers
+        async with open_channel(address) as channel:
+            stub = fleet_pb2_grpc.FleetStub(channel)
+            for _ in left:
+                await stub.Explain(request, wait_for_ready=True)
+                num_answers += 1
+
+    await asyncio.gather(*(client() for _ in range(8)))
+    return num_answers
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--forms", nargs="+", default=["ids", "text"], choices=["ids", "text"])
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--at-once", nargs="+", type=int, default=list(REQUESTS), choices=list(REQUESTS))
+    parser.add_argument("--whole", action="store_true", help="also answers in one message")
+    parser.add_argument("--peers", nargs="*", default=[], choices=list(router_peers.WHEELS))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--processes", nargs="+", type=int, default=[])
     parser.add_argument("--serve-worker", help=argparse.SUPPRESS)
+    parser.add_argument("--ask", help=argparse.SUPPRESS)
     parser.add_argument("--address-file", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_worker:
         asyncio.run(serve_worker(arguments.serve_worker, arguments.address_file))
+    elif arguments.ask:
+        print(asyncio.run(ask(arguments.ask, arguments.lengths[0])))
+    elif arguments.processes:
+        asyncio.run(bench_processes(arguments.processes, arguments.lengths[0]))
     else:
-        asyncio.run(bench(arguments.forms, arguments.lengths))
+        shapes = product(
+            arguments.forms, arguments.lengths, arguments.at_once, (True, False) if arguments.whole else (True,)
+        )
+        asyncio.run(bench([Load(*shape) for shape in shapes], arguments.peers, arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from grpc_status import rpc_status
 from radixfleet import errors
 from radixfleet.channel import open_channel
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError
-from radixfleet.status import error_from_rpc, status_from_error
+from radixfleet.status import error_from_rpc, status_from_error, stream_error
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.fake_inference import FakeInference, serving
 
@@ -104,6 +104,22 @@ def bare(
     code: grpc.StatusCode, text: str = "said so", trailers: tuple[tuple[str, bytes], ...] = ()
 ) -> grpc.aio.AioRpcError:
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), details=text)
+
+
+def test_an_answer_whose_connection_breaks_says_how_far_it_got():
+    error = stream_error(bare(grpc.StatusCode.UNAVAILABLE, "Socket closed"), "r:1", 7)
+    assert isinstance(error, errors.Unavailable)
+    assert str(error).startswith("the connection to r:1 broke after 7 tokens: the answer is not complete.")
+    assert (error.metadata, error.retry_after_s) == ({"delivered_tokens": "7"}, 1.0)
+
+
+def test_what_the_other_side_said_of_a_stream_is_left_as_it_is():
+    ours = errors.Unavailable("worker w was lost after 3 tokens")
+    trailers = (("grpc-status-details-bin", status_from_error(ours).SerializeToString()),)
+    assert str(stream_error(bare(grpc.StatusCode.UNAVAILABLE, str(ours), trailers), "r:1", 3)) == str(ours)
+    assert "Socket closed" in str(stream_error(bare(grpc.StatusCode.UNAVAILABLE, "Socket closed"), "r:1", None))
+    late = stream_error(bare(grpc.StatusCode.DEADLINE_EXCEEDED, "late"), "r:1", 3)
+    assert isinstance(late, errors.DeadlineExceeded)
 
 
 @pytest.mark.parametrize(

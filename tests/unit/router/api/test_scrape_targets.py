@@ -89,3 +89,10 @@ def test_workers_without_metrics_are_left_out() -> None:
     unknown = parts.add("w1")
     unknown.facts = None
     assert len(json.loads(scrape_targets([silent, unknown], "10.0.0.1:7071"))) == 1
+
+
+def test_processes_that_share_its_ports_are_listed_with_it() -> None:
+    groups = json.loads(scrape_targets([], "r:1", sibling_ports=[7, 8], router_tls=True))
+    assert [group["targets"] for group in groups] == [["r:1"], ["r:7"], ["r:8"]]
+    assert {group["labels"]["role"] for group in groups} == {"router"}
+    assert {group["labels"]["__scheme__"] for group in groups} == {"https"}
