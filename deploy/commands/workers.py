@@ -80,7 +80,7 @@ def drain(worker_id: str, grace_s: float | None, endpoint: Endpoint, *, as_json:
     if as_json:
         click.echo(json.dumps({"worker": worker_id, **dataclasses.asdict(outcome)}))
         return
-    counts = f"{outcome.finished_requests} requests finished, {outcome.aborted_requests} were aborted"
+    counts = f"{outcome.finished_requests} requests finished, {outcome.aborted_requests} aborted"
     click.echo(f"{worker_id} is empty: {counts}. Back to work: radixfleet workers resume {worker_id}")
 
 

@@ -167,7 +167,7 @@ class SimRunner:
                 weights_bytes=_WEIGHTS_BYTES,
                 kv_bytes=kv_bytes,
                 activations_bytes=_ACTIVATIONS_BYTES,
-                bounded_by=f"{Bound.CAP} = {config.kv_tokens}, as the simulation was given",
+                bounded_by=f"{Bound.CAP} = {config.kv_tokens} (simulated)",
             ),
             num_parameters=_NUM_PARAMETERS,
             dtype="simulated",

@@ -79,7 +79,7 @@ def test_a_worker_is_drained_and_resumed(radixfleet, fleet):
     code, out, err = radixfleet("workers", "drain", "w1", "--grace", "2.5", "--endpoint", address)
     assert (code, fake.drained) == (0, [("w1", 2.5)])
     assert "draining w1" in err
-    assert "2 requests finished, 1 were aborted" in out
+    assert "2 requests finished, 1 aborted" in out
     assert "radixfleet workers resume w1" in out
     code, out, _ = radixfleet("workers", "resume", "w1", "--endpoint", address)
     assert (code, fake.resumed, out) == (0, ["w1"], "w1 serves again\n")
