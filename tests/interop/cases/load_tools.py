@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.interop.case import Case, Context, Failed, run
+from tests.interop.vllm import vllm_environment
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 _REQUESTS = 48
@@ -18,7 +19,7 @@ def _aiperf(context: Context) -> str:
     command += ["--concurrency", "8", "--request-count", str(_REQUESTS), "--synthetic-input-tokens-mean", "200"]
     command += ["--output-tokens-mean", "16", "--extra-inputs", "ignore_eos:true", "--ui-type", "none"]
     command += ["--artifact-dir", str(context.output)]
-    run(command, environment={"OMP_NUM_THREADS": "1"}, timeout_s=400)  # offline, it takes a folder for a name
+    run(command, environment={"OMP_NUM_THREADS": "1"}, timeout_s=900)  # offline, it takes a folder for a name
     results = json.loads(next(context.output.rglob("profile_export_aiperf.json")).read_text())
     _all_counted(results["request_count"]["avg"], results)
     return f"{_REQUESTS} requests"
@@ -33,9 +34,23 @@ def _guidellm(context: Context) -> str:
     command += ["--data", "kind=synthetic_text,prompt_tokens=200,output_tokens=16"]
     command += ["--profile", "kind=concurrent,streams=8", "--constraint", f"kind=max_requests,count={_REQUESTS}"]
     command += ["--output", f"kind=json,path={file}"]
-    run(command, environment=_OFFLINE, timeout_s=400)
+    run(command, environment=_OFFLINE, timeout_s=900)
     totals = json.loads(file.read_text())["benchmarks"][0]["metrics"]["request_totals"]
     _all_counted(totals["successful"], totals)
+    return f"{_REQUESTS} requests"
+
+
+def _vllm_bench(context: Context) -> str:
+    python = vllm_environment(context.environments / "vllm")
+    file = context.output / "results.json"
+    command = [str(python.parent / "vllm"), "bench", "serve", "--backend", "openai-chat"]
+    command += ["--base-url", f"http://{context.fleet.http}", "--endpoint", "/v1/chat/completions", "--model", "tiny"]
+    command += ["--tokenizer", str(context.fleet.model_dir), "--dataset-name", "random", "--random-input-len", "200"]
+    command += ["--random-output-len", "16", "--num-prompts", str(_REQUESTS), "--max-concurrency", "8", "--ignore-eos"]
+    command += ["--save-result", "--result-filename", str(file), "--disable-tqdm"]
+    run(command, environment=_OFFLINE | {"PYTHONPATH": ""}, timeout_s=600)
+    results = json.loads(file.read_text())
+    _all_counted(results["completed"], results)
     return f"{_REQUESTS} requests"
 
 
@@ -46,5 +61,6 @@ def _all_counted(count: float, results: Any) -> None:
 
 CASES = (
     Case("aiperf", "aiperf 0.13.0", "profile --endpoint-type chat --streaming, 8 at a time", _aiperf),
+    Case("vllm-bench", "vllm bench serve 0.32.0", "--backend openai-chat, 8 at a time", _vllm_bench),
     Case("guidellm", "guidellm 0.8.1", "run, kind=openai_http, 8 streams at a time", _guidellm),
 )

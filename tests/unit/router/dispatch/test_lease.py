@@ -51,6 +51,48 @@ def test_the_four_counters_of_prompt_tokens_are_added_together() -> None:
     parts.check_settled()
 
 
+def counts(parts: Parts) -> list[float]:
+    return [metric(parts, f"prompt_tokens_{name}_total") for name in ("asked", "reachable", "predicted", "actual")]
+
+
+def test_an_engine_that_tells_at_the_end_is_counted_then_and_in_our_own_tokens() -> None:
+    parts = Parts(1)
+    lease = parts.chooser.choose(prepared(300))
+    lease.started(None)
+    assert parts.workers[0].view.outstanding_prompt_tokens == 300
+    lease.first_token()
+    assert counts(parts) == [0, 0, 0, 0]
+    lease.receipt(100, 200)  # of 200 tokens of its own
+    lease.receipt(100, 200)
+    assert counts(parts) == [300, 0, 0, 150]
+    lease.settle(Verdict.ANSWERED)
+    parts.check_settled()
+
+
+def test_an_engine_that_never_tells_is_not_counted() -> None:
+    parts = Parts(1)
+    lease = parts.chooser.choose(prepared(300))
+    lease.started(None)
+    lease.settle(Verdict.ANSWERED)
+    assert counts(parts) == [0, 0, 0, 0]
+    assert parts.sketch.match(prepared(300).block_hashes)[0] == 4, "what it computed is taken to be there"
+
+
+def test_what_is_short_by_less_than_a_block_of_the_engine_is_not_held_against_it() -> None:
+    parts = Parts(1)
+    for cached, left in ((300 - 128, 4), (0, 0)):
+        first = parts.chooser.choose(prepared(300))
+        first.started(None)
+        first.settle(Verdict.ANSWERED)
+        second = parts.chooser.choose(prepared(300))
+        assert second.decision.predicted_cached_tokens == 256
+        second.started(None)
+        second.receipt(cached, 300)
+        second.settle(Verdict.FAILED)
+        assert parts.sketch.capacity_blocks(0) >= 1562 - (4 - left)
+        assert (parts.sketch.capacity_blocks(0) == 1562) is (left == 4)
+
+
 def test_the_next_turn_of_a_chat_is_expected_where_the_answer_was_generated() -> None:
     parts = Parts(2)
     prompt = tokens(100)
