@@ -125,7 +125,7 @@ def _print_ratios(found: dict[tuple[str, int, float], dict[str, Standing]]) -> N
         shown = [_pair(standing, name) for name in SHOWN]
         best = min(standing, key=lambda name: ratios(standing, name)[0])
         seeds = next(iter(standing.values())).seeds
-        print(f"{Path(workload).stem[:18]:18s} {workers:7d} {load:4g} {seeds:5d}", *shown, f"  {best}")
+        print(f"{Path(workload).name[:18]:18s} {workers:7d} {load:4g} {seeds:5d}", *shown, f"  {best}")
     for name in sorted({name for standing in found.values() for name in standing}):
         pairs = [ratios(standing, name) for standing in found.values() if name in standing]
         late, slow = sorted(ttft for ttft, _ in pairs), sorted(tokens for _, tokens in pairs)
@@ -144,7 +144,7 @@ def _pair(standing: dict[str, Standing], name: str) -> str:
 
 def _print_detail(found: dict[tuple[str, int, float], dict[str, Standing]]) -> None:
     for (workload, workers, load), standing in found.items():
-        print(f"\n{Path(workload).stem}, {workers} workers, load {load:g}")
+        print(f"\n{Path(workload).name}, {workers} workers, load {load:g}")
         for name, each in sorted(standing.items(), key=lambda item: item[1].ttft_s):
             tokens = f"{each.output_tokens_per_s:8.0f} tokens/s"
             print(f"{name:24s} hit {each.hit_rate:.3f}  TTFT {each.ttft_s:8.4f} s  {tokens}")

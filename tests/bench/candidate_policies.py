@@ -192,8 +192,19 @@ def discounted(
     return Cheapest(f"{kind}{users:g},{queue:g}/{patience:g},{requests:g}", cost)
 
 
-def shape(*, power: int = 3, batch: float = 2.5, place: float = 0.5) -> Cheapest:
-    """`MinCost` as its docstring writes it, with another power and weight of R, and another weight of the place."""
+def shape(
+    *,
+    power: int = 3,
+    batch: float = 2.5,
+    place: float = 0.5,
+    users: float = 8,
+    in_flight: float = 0,
+    own: float = 0,
+) -> Cheapest:
+    """`MinCost` as its docstring writes it, with other constants.
+
+    `in_flight`, where it is not 0: Q counts i / (i + own + R'), with R' the mean of the requests in flight, instead.
+    """
 
     def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
         tokens, matched, count = request.prompt_tokens, request.matched_blocks, len(candidates)
@@ -207,12 +218,13 @@ def shape(*, power: int = 3, batch: float = 2.5, place: float = 0.5) -> Cheapest
         more = worker.requests_in_flight + worker.places_short - min(each.requests_in_flight for each in candidates)
         return (
             uncached(request, worker) * (1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0))
-            - BLOCK_TOKENS * (most - matched[worker.slot]) * crowd**4 / (crowd**4 + 8**4)
-            + queue * tokens / (2 * tokens + 3 * others)
+            - BLOCK_TOKENS * (most - matched[worker.slot]) * crowd**4 / (crowd**4 + users**4)
+            + queue * (in_flight / (in_flight + own + mean) if in_flight else tokens / (2 * tokens + 3 * others))
             + batch * tokens * (more / (32 + mean)) ** power
         )
 
-    return Cheapest(f"R^{power}*{batch:g},{place:g}", cost)
+    falls = f",Q{in_flight:g}/({in_flight + own:g}+R)" if in_flight else ""
+    return Cheapest(f"R^{power}*{batch:g},{place:g},{users:g}{falls}", cost)
 
 
 class Dealt:
@@ -245,6 +257,7 @@ CANDIDATES: Mapping[str, Policy] = _by_name(
     *(relative(0.2, 1, 8), weighted(0.2, 1 / 32), weighted(0.2, 1 / 16), weighted(0.2, 1 / 8)),
     *(discounted("linear"), discounted("squares"), discounted("none")),
     *(discounted("hyperbola", 3, queue=1, patience=3, requests=tokens) for tokens in (5, 20)),
-    *(shape(power=1, batch=0.5), shape(power=2, batch=2), shape(place=0)),
+    *(shape(power=1, batch=0.5), shape(power=2, batch=2), shape(place=0), shape(users=1e9)),
+    *(shape(in_flight=16), shape(in_flight=16, own=1), shape(in_flight=16, users=1e9)),
 )
 """By name: what lost to the default."""

@@ -191,3 +191,11 @@ class TestAccuracy:
         result = run(arrivals, fleet(4, kv_tokens=24_576), truth=truth)
         assert figures(result).prediction_error < most
         assert 0.2 < figures(result).hit_rate < figures(result).ceiling - 0.1
+
+    @pytest.mark.parametrize(("truth", "most"), [("deltas", 0.02), ("receipts", 0.10)])
+    def test_predictions_are_right_where_nothing_waits_long(self, truth: str, most: float) -> None:
+        """The same fleet at a quarter of the load, request by request."""
+        arrivals = shared(groups=72, per_group=6, prefix=2048, own=64, new=32, rate=10.0)
+        result = run(arrivals, fleet(4, kv_tokens=24_576), truth=truth)
+        assert figures(result).request_prediction_error < most
+        assert 0.2 < figures(result).hit_rate < figures(result).ceiling - 0.1
