@@ -119,6 +119,7 @@ typedef struct {
   const rf_attention_plan *plan;
   const rf_attention_layer *layer;
   const item_t *item;
+  const item_t *next; /* that this thread will probably take next, if it is of one token as well; else NULL */
   rf_attention_scratch *scratch;
 } work_t;
 
@@ -179,9 +180,18 @@ static rf_block block_at(const work_t *work, const void *pool, int kv_head, int 
   };
 }
 
-/* Lists what the block at `position` will read, in the order last to first: keys are needed first. */
+/* Lists what the block at `position` will read, in the order last to first: keys are needed first. After the last block
+ * comes the first of the next item. */
 static void look_ahead(const work_t *work, int position, int num_positions) {
   rf_attention_scratch *scratch = work->scratch;
+  work_t next;
+  if (position >= num_positions && work->next != NULL) {
+    next = *work;
+    next.item = work->next;
+    work = &next;
+    position = 0;
+    num_positions = work->plan->batch.starts[work->item->sequence] + 1;
+  }
   int count = 0;
   if (position < num_positions) {
     rf_block keys = block_at(work, work->layer->keys, work->item->kv_head, position, num_positions);
@@ -276,13 +286,19 @@ static void attend_several(const work_t *work) {
   for (int i = 0; i < num_tiles; i++) end_slot(work, i, i, item->kv_head, tiles[i].token, 0, tiles[i].num_rows);
 }
 
+static int is_single(const rf_attention_plan *plan, int item) {
+  return plan->batch.lengths[plan->items[item].sequence] == 1;
+}
+
 void rf_attend_phase(rf_team *team, int member, int phase, const rf_attention_plan *plan,
                      const rf_attention_layer *layer) {
   work_t work = {.plan = plan, .layer = layer, .scratch = rf_team_scratch(team, member)};
   int tile_rows = 0;
   for (int i; (i = rf_team_claim(team, phase)) < plan->num_items;) {
+    int next = i + rf_team_size(team);
     work.item = &plan->items[i];
-    int single = plan->batch.lengths[work.item->sequence] == 1;
+    work.next = next < plan->num_items && is_single(plan, next) ? &plan->items[next] : NULL;
+    int single = is_single(plan, i);
     int rows = single ? work.item->num_heads : work.item->num_heads * plan->tokens_per_tile;
     if (rows != tile_rows) plan->kernel->begin(tile_rows = rows);
     if (single)

@@ -45,8 +45,14 @@ static void load_keys(rf_attention_scratch *scratch, int slot, const rf_block *b
     scratch->k_groups[slot][group] = (const char *)copy;
     scratch->k_strides[slot][group] = width * 2;
     if (count < 16 || width != head_dim) memset(copy, 0, (size_t)(16 * width) * sizeof *copy);
-    for (int key = 0; key < count; key++)
-      memcpy(copy + key * width, row_at(block, first + key), (size_t)head_dim * sizeof *copy);
+    for (int key = 0; key < count; key++) {
+      const uint16_t *from = (const uint16_t *)row_at(block, first + key);
+      int dim = 0;
+      for (; dim + 32 <= head_dim; dim += 32)
+        _mm512_store_si512(copy + key * width + dim, _mm512_loadu_si512(from + dim));
+      if (dim < head_dim) /* 16 more */
+        _mm256_store_si256((__m256i *)(copy + key * width + dim), _mm256_loadu_si256((const __m256i *)(from + dim)));
+    }
   }
 }
 

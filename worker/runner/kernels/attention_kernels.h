@@ -32,12 +32,13 @@ typedef struct {
   int ahead_bytes;
 } rf_attention_scratch;
 
-/* Brings a row of the next block towards the core. Called between pieces of computing: memory then works all the time,
- * while prefetches in one go would wait for each other, and the computing for them. */
+/* Brings a row of the next block towards the core: to the second-level cache, as a block of all KV heads is as large as
+ * the first. Called between pieces of computing: memory then works all the time, while prefetches in one go would wait
+ * for each other, and the computing for them. */
 static inline void rf_prefetch_row(rf_attention_scratch *scratch) {
   if (scratch->num_ahead == 0) return;
   const char *row = scratch->ahead[--scratch->num_ahead];
-  for (int offset = 0; offset < scratch->ahead_bytes; offset += 64) __builtin_prefetch(row + offset);
+  for (int offset = 0; offset < scratch->ahead_bytes; offset += 64) __builtin_prefetch(row + offset, 0, 2);
 }
 
 typedef struct {
