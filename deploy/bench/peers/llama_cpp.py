@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -30,6 +31,21 @@ _OPTIONS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+_AMX_PROBE = r"""
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+int main() {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("amx-tile")) return 0;
+    if (syscall(SYS_arch_prctl, 0x1023, 18)) return 1;  // the kernel must grant the use of tiles
+    __asm__ volatile(".byte 0xc4, 0xe2, 0x7b, 0x49, 0xc0");  // tilezero %tmm0
+    return 0;
+}
+#else
+int main() { return 0; }
+#endif
+"""
 
 
 def server_path(folder: Path) -> Path:
@@ -49,8 +65,11 @@ def is_installed(folder: Path) -> bool:
 
 def install(folder: Path, tell: Tell) -> None:
     """Fetch the sources, compile server and tool. Minutes. Raises InstallFailed."""
-    if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
-        raise InstallFailed("llama.cpp is compiled here, and there is no C++ compiler: install g++ or clang")
+    compiler = shutil.which("c++")
+    if compiler is None:
+        raise InstallFailed(
+            "llama.cpp is compiled here, and there is no C++ compiler: install g++, or clang with a c++ command"
+        )
     python = environment(folder, _TOOLS, tell=tell)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as temporary:
         working = Path(temporary)
@@ -60,12 +79,23 @@ def install(folder: Path, tell: Tell) -> None:
         source = _unpacked(working)
         build, log = working / "build", folder / "build.log"
         tools = {"PATH": f"{python_of(folder).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
-        configure = ["cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *_OPTIONS]
+        configure = ["cmake", "-S", str(source), "-B", str(build), "-G", "Ninja", *_OPTIONS, *flags(compiler, working)]
         logged(configure, log, tell, "configuring", variables=tools)
         targets = ["--target", _SERVER, _QUANTIZE]
         logged(["cmake", "--build", str(build), *targets], log, tell, "compiling", variables=tools)
         for name, target in ((_SERVER, server_path(folder)), (_QUANTIZE, quantize_path(folder))):
             shutil.copy2(build / "bin" / name, target)
+
+
+def flags(compiler: str, working: Path) -> list[str]:
+    """Some virtual machines name the matrix unit AMX among what they have, and end whoever uses it."""
+    source, program = working / "probe.cpp", working / "probe"
+    source.write_text(_AMX_PROBE)
+    compiled = subprocess.run([compiler, "-o", str(program), str(source)], check=False, capture_output=True)
+    if compiled.returncode or subprocess.run([str(program)], check=False).returncode == 0:
+        return []
+    without = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    return [f"-DCMAKE_C_FLAGS={without}", f"-DCMAKE_CXX_FLAGS={without}"]
 
 
 def _unpacked(working: Path) -> Path:

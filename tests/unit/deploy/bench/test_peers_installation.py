@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from deploy.bench.peers import llama_cpp
 from deploy.bench.peers.catalog import PEERS, Launch, Peer
 from deploy.bench.peers.environments import InstallFailed, environment, has_steps, logged, requirements
 from deploy.bench.peers.installation import install, missing
@@ -75,6 +76,24 @@ class TestEnvironments:
         command = [sys.executable, "-c", "print('first'); raise SystemExit('no space')"]
         with pytest.raises(InstallFailed, match=r"(?s)compiling: exit code 1; .*first\n  no space"):
             logged(command, tmp_path / "log", lambda text: None, "compiling")
+
+
+class TestLlamaCpp:
+    """Compiled for the machine as it is, and not as it says it is."""
+
+    @pytest.mark.parametrize(("probe_ends_with", "amx"), [(0, True), (1, False)])
+    def test_a_matrix_unit_that_cannot_be_used_is_left_out(
+        self, tmp_path: Path, probe_ends_with: int, *, amx: bool
+    ) -> None:
+        compiler = tmp_path / "c++"
+        compiler.write_text(f"#!/bin/sh\nprintf '#!/bin/sh\\nexit {probe_ends_with}\\n' >$2\nchmod +x $2\n")
+        compiler.chmod(0o755)
+        assert llama_cpp.flags(str(compiler), tmp_path) == (
+            [] if amx else [f"-DCMAKE_{x}_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" for x in ("C", "CXX")]
+        )
+
+    def test_a_compiler_that_knows_no_such_unit(self, tmp_path: Path) -> None:
+        assert llama_cpp.flags("/bin/false", tmp_path) == []
 
 
 class TestCommand:
