@@ -340,7 +340,7 @@ async def test_isolated_clients_and_engines_that_keep_caches_apart() -> None:
         with pytest.raises(Unavailable):
             await fleet.client.complete("hello", cache_salt="tenant")
     async with behind_router(OpenAiEngine(owned_by="library")) as fleet:
-        with pytest.raises(InvalidRequest, match="keep caches apart"):
+        with pytest.raises(InvalidRequest, match="keep the caches of clients apart"):
             await fleet.client.complete("hello", cache_salt="tenant")
 
 
