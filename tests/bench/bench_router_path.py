@@ -336,7 +336,7 @@ async def our_ways(stack: AsyncExitStack, folder: Path) -> list[Way]:
 
 def router_process(file: Path, workers: Iterable[str], *options: str) -> AbstractAsyncContextManager[Process]:
     """A router of ours."""
-    command = ("router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", "--log-level", "warning", *options)
+    command = ("router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", "--log-level", "error", *options)
     return process(file, *command, "--workers", ",".join(workers), "--address-file", str(file))
 
 
