@@ -86,7 +86,8 @@ async def router_processes(folder: Path, *arguments: str) -> AsyncIterator[Route
     finally:
         if process.returncode is None:
             children = psutil.Process(process.pid).children()
-            process.kill()
+            process.terminate()
+            process.terminate()  # a failed test's requests may still run
             await process.wait()
             await until(lambda: not survivors(children), "the processes end with their supervisor", timeout_s=START_S)
 
