@@ -22,7 +22,7 @@ from deploy.bench.peers.turns import Turn, take
 from radixfleet.types import TokenArray
 
 OURS = "radixfleet"
-LONG_TURN_S = 30.0
+LONG_TURN_S = 25.0
 TURN_LIMIT_S = 300.0
 _WARM_UP_SEED = 1 << 20
 
