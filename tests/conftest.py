@@ -14,7 +14,7 @@ if not Path("/dev/nvidiactl").exists():
 
 from hypothesis import settings
 
-# Time limits belong to the suite's timeout: a busy machine must not fail an example that is right. Continuous integration
-# judges a commit, not its luck: the same examples each time there, new ones each time elsewhere.
+# Time limits belong to the suite's timeout: a busy machine must not fail an example that is right. Continuous
+# integration judges a commit, not its luck: the same examples each time there, new ones each time elsewhere.
 settings.register_profile("radixfleet", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("radixfleet")

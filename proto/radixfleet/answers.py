@@ -49,7 +49,7 @@ class Started:
     route: RouteDecision | None
     """None from a worker that was called directly."""
     counts_follow: bool = False
-    """The engine tells its counts with the usage alone: `cached_tokens` is 0 until then, `prompt_tokens` perhaps too."""
+    """The engine tells its counts with the usage alone: `cached_tokens` is 0 until then, as `prompt_tokens` may be."""
 
 
 @dataclass(frozen=True, slots=True)
