@@ -165,7 +165,7 @@ async def test_a_connection_that_breaks_ends_what_is_on_it_and_nothing_after(pee
     await peer.start()
     async with CuttableWire(peer.address) as wire, linked(peer, wire.address) as link:
         open_requests = [asyncio.create_task(failure(link, asking())) for _ in range(5)]
-        await until(lambda: peer.tokens_sent >= 5)
+        await until(lambda: len(peer.states) == 5 and peer.tokens_sent >= 5)
         wire.cut()
         for _, failed in await asyncio.gather(*open_requests):
             assert failed.kind == "transport"
