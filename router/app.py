@@ -7,8 +7,8 @@ end     NOT_SERVING, no new requests -> running ones finish within the grace -> 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -17,6 +17,7 @@ import structlog
 
 from radixfleet.access import Access
 from radixfleet.address import local_address
+from radixfleet.background import beside
 from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
@@ -102,7 +103,7 @@ async def running_router(
         # In a thread: a scrape that is under way waits for this loop.
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
         await stack.enter_async_context(truthful_health(health, core.registry, core.changed))
-        await stack.enter_async_context(_running(core.activity.run(), "activity"))
+        await stack.enter_async_context(beside(core.activity.run(), "activity"))
         await stack.enter_async_context(expiry_told(access.tls, metrics.watch_certificate))
         if place is not None:
             await stack.enter_async_context(_heard_by_siblings(core, place))
@@ -214,15 +215,3 @@ async def drain(router: Router, grace_s: float) -> None:
         router.log.cut()
     await router.server.stop(_FLUSH_S)
     await stopping
-
-
-@asynccontextmanager
-async def _running(work: Coroutine[None, None, None], name: str) -> AsyncIterator[None]:
-    """While the block lasts, `work` goes on beside it."""
-    task = asyncio.create_task(work, name=name)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from radixfleet.background import beside
 from radixfleet.channel import Health
 from router.workers.registry import WorkerRegistry
 
@@ -32,10 +33,5 @@ async def truthful_health(health: Health, registry: WorkerRegistry, changed: asy
                 async with asyncio.timeout(_PERIOD_S):
                     await changed.wait()
 
-    task = asyncio.create_task(follow(), name="health")
-    try:
+    async with beside(follow(), "health"):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import structlog
 
 from radixfleet.access import Access
 from radixfleet.address import is_wildcard, local_address, publish
+from radixfleet.background import beside
 from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
@@ -190,13 +191,10 @@ async def _truthful_health(health: Health, feed: StateFeed) -> AsyncIterator[Non
             await health.set(serving=status is WorkerStatus.SERVING)
             status = await feed.status_after(status)
 
-    task = asyncio.create_task(follow(), name="health")
     try:
-        yield
+        async with beside(follow(), "health"):
+            yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
         await health.set(serving=False)
 
 

@@ -6,12 +6,14 @@ import asyncio
 import datetime
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 from cryptography import x509
+
+from radixfleet.background import beside
 
 SOON_S = 14 * 86400.0
 """Two weeks: enough for whoever has to ask somebody else for another one."""
@@ -72,10 +74,5 @@ async def expiry_told(
                 _log.warning(text)
             await asyncio.sleep(look_every_s)
 
-    task = asyncio.create_task(look(), name="certificate")
-    try:
+    async with beside(look(), "certificate"):
         yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -1,0 +1,23 @@
+"""Work that goes on beside a block."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
+    """`work` goes on while the block lasts, as a task called `name`; behind the block it has been cancelled, and has ended.
+
+    What it raises of its own accord comes out at the end of the block.
+    """
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

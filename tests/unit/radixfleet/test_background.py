@@ -1,0 +1,34 @@
+"""Work that goes on beside a block."""
+
+import asyncio
+
+import pytest
+
+from radixfleet.background import beside
+
+
+async def test_it_goes_on_while_the_block_lasts_and_has_ended_behind_it() -> None:
+    turns: list[str] = []
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            turns.append("ended")
+
+    async with beside(work(), "work") as task:
+        await begun.wait()
+        assert task.get_name() == "work"
+        turns.append("block")
+    assert turns == ["block", "ended"]
+
+
+async def test_what_it_raises_comes_out_behind_the_block() -> None:
+    async def work() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        async with beside(work(), "work") as task:
+            await asyncio.wait([task])
