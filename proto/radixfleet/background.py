@@ -10,7 +10,7 @@ from typing import Any
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """`work` goes on while the block lasts, as a task called `name`; behind the block it has been cancelled, and has ended.
+    """`work` goes on while the block lasts, as a task called `name`. Behind the block it has been cancelled, and ended.
 
     What it raises of its own accord comes out at the end of the block.
     """

@@ -145,7 +145,9 @@ async def test_registering_again_is_harmless() -> None:
         assert len(await fleet.client.list_workers()) == 1
 
 
-@pytest.mark.parametrize("address", ["", "nowhere", "host:", "host:0", "host:70000", "a b:7", "ftp://host:7", "http://", ":7080"])
+@pytest.mark.parametrize(
+    "address", ["", "nowhere", "host:", "host:0", "host:70000", "a b:7", "ftp://host:7", "http://", ":7080"]
+)
 async def test_what_is_no_address_is_not_registered(address: str) -> None:
     async with running_fleet([]) as fleet:
         with pytest.raises(InvalidRequest) as caught:
