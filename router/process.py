@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import pickle
 import signal
 import sys
+from pathlib import Path
 
 import structlog
+from pydantic import SecretStr
 
 from radixfleet.address import local_address, publish
 from radixfleet.lifeline import die_with_parent
@@ -87,10 +89,24 @@ def publish_addresses(settings: RouterSettings, address: str, http_port: int) ->
     publish(settings.address_file, address)
 
 
+def packed(settings: RouterSettings, place: Place) -> bytes:
+    """What a supervisor tells a process, secrets included, as JSON."""
+    values = settings.model_dump(mode="json")
+    secrets = {name: value for name in values if isinstance(value := getattr(settings, name), SecretStr)}
+    values |= {name: secret.get_secret_value() for name, secret in secrets.items()}
+    return json.dumps({"settings": values, "folder": str(place.folder), "index": place.index}).encode()
+
+
+def unpacked(message: bytes) -> tuple[RouterSettings, Place]:
+    """What `packed` made a message of."""
+    told = json.loads(message)
+    return RouterSettings(**told["settings"]), Place(Path(told["folder"]), told["index"])
+
+
 def _main() -> int:
-    """Its supervisor's pid, its settings and its place come through stdin, where no other user sees them."""
+    """Its supervisor's pid comes as an argument, all else through stdin, where no other user sees it."""
     die_with_parent(int(sys.argv[1]))
-    settings, place = pickle.load(sys.stdin.buffer)  # noqa: S301  from our own parent
+    settings, place = unpacked(sys.stdin.buffer.read())
     os.close(0)
     os.open(os.devnull, os.O_RDONLY)
     return run_process(settings, place)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -22,7 +21,7 @@ import structlog
 from radixfleet.address import local_address
 from radixfleet.telemetry import setup_logging
 from router.config import RouterSettings
-from router.process import complain, publish_addresses, run_process
+from router.process import complain, packed, publish_addresses, run_process
 from router.siblings import Place
 
 _POLL_S = 0.05
@@ -144,7 +143,7 @@ class _Supervisor:
         self._processes[place.index] = process
         assert process.stdin is not None, "asked for as a pipe"
         with suppress(ConnectionError):  # it has ended already, and its exit code says why
-            process.stdin.write(pickle.dumps((own, place)))
+            process.stdin.write(packed(own, place))
             await process.stdin.drain()
             process.stdin.close()
         if self._stopping.is_set():
