@@ -27,6 +27,8 @@ class FakePeer:
         self.error = error
         self.status = status
         self.bodies: list[dict[str, Any]] = []
+        self.connections: set[object] = set()
+        """Those on which it was asked."""
 
     def application(self) -> web.Application:
         """To be run."""
@@ -41,6 +43,7 @@ class FakePeer:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.connections.add(request.transport)
         if self.status != 200:
             return web.Response(status=self.status, text="no room")
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})

@@ -121,5 +121,8 @@ class AsksHttp:
 
 
 def session() -> aiohttp.ClientSession:
-    """A client for all HTTP servers of a run; close it."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    """A client for all HTTP servers of a run; close it.
+
+    Each question has a connection of its own: a server that was frozen meanwhile hangs up on those it finds idle.
+    """
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))

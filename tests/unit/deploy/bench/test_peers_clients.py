@@ -71,6 +71,14 @@ class TestHttp:
         assert (body["prompt"], body["max_tokens"]) == (PROMPT.tolist(), 5)
         assert (body["temperature"], body["ignore_eos"], body["stream"]) == (0.0, True, True)
 
+    async def test_every_question_has_a_connection_of_its_own(self) -> None:
+        """A server that was frozen hangs up on connections that it finds idle."""
+        peer = FakePeer()
+        async with serving(peer) as port, session() as http:
+            for _ in range(3):
+                await AsksHttp(http, port, "model").ask(PROMPT, 2)
+        assert len(peer.connections) == 3
+
     async def test_errors_are_told_with_their_text(self) -> None:
         async with serving(FakePeer(error="out of pages")) as port, session() as http:
             with pytest.raises(WrongAnswer, match="out of pages"):
