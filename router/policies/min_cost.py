@@ -35,8 +35,8 @@ of groups dealt in turn by who knows them (`Dealt`): this policy 1.07 and 1.00;
 - R in tokens, 5 each: 1.25 and 1.00, too little for the one; 20 each: 1.15 and 0.94, too much for the other.
 - R in proportion or squared: 1.06 and 0.91, for groups are dealt unevenly.
 - Without the place in the cache: 1.05 and 1.00, but 0.96 of the output tokens a second on prefixes that do not fit.
-The ratios above are of seed 0, and of a time when siblings that wait for one prefix counted as other routers' work; those
-below are of other seeds, and of today:
+The ratios above are of seed 0, and of a time when siblings that wait for one prefix counted as other routers' work;
+those below are of other seeds, and of today:
 - Q counted 16 / (16 + R'), whole on an idle fleet: 0.9 and 0.7 of this policy's mean on one hot prefix at 4 and 16
   workers, and 0.95 on Zipf, but it tears bursts of siblings, and groups of the published experiment (0.95 of the output
   tokens a second). 16 / (17 + R'): 0.99 and 0.88, and bursts of short tails are torn all the same. With 16 / (16 + R')
