@@ -111,7 +111,7 @@ async def _beside_our_worker(client: Client, direct: Client, vllm: str, url: str
         f"{again.usage.cached_tokens}"
     )
 
-    prompt = await _prompt_at(client, vllm, 30)
+    prompt += " " + prompt_of_words(950, 30)  # goes where its beginning is cached
     whole = await client.complete(prompt, temperature=0, max_new_tokens=16, logprobs=3)
     assert whole.started.worker_id == vllm
     assert [len(told.top) for told in whole.choices[0].logprobs] == [3] * 16
