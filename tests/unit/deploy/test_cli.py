@@ -41,18 +41,6 @@ def served(fake: FakeInference) -> Iterator[str]:
         loop.close()
 
 
-@pytest.fixture
-def radixfleet(monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["radixfleet", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
-
-
 def test_generate_streams_the_text(radixfleet):
     with served(FakeInference([ANSWER])) as address:
         code, out, err = radixfleet("generate", "--prompt", "Hi", "--endpoint", address)

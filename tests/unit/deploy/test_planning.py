@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from deploy import cli
 from deploy.devices import DEVICES, find_device
 from deploy.planning import Wanted, alternatives, find_shape, fits
 from tests.support.tiny_model import tiny_model
@@ -16,18 +15,6 @@ from worker.model.footprint import FORMATS
 
 GIB = 1 << 30
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def radixfleet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["radixfleet", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def wanted(model: str, device: str, dtype: str = "bfloat16", **settings: object) -> Wanted:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy import cli
 from radixfleet.channel import listen, make_server
 from radixfleet.errors import PermissionDenied, UnknownWorker
 from radixfleet.v1 import fleet_pb2_grpc, worker_pb2
@@ -59,18 +58,6 @@ def fleet() -> Iterator[tuple[FakeFleet, str]]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-
-
-@pytest.fixture
-def radixfleet(monkeypatch, capsys):
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["radixfleet", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def test_a_worker_is_drained_and_resumed(radixfleet, fleet):
