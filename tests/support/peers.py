@@ -90,8 +90,24 @@ class Peer(Protocol):
         ...
 
 
+class _Played:
+    """What peers have in common: a fake does the work."""
+
+    _fake: FakeWorker | ForeignEngine | OpenAiEngine
+
+    @property
+    def states(self) -> Sequence[str]:
+        return ["left" if call.state in ("cancelled", "aborted") else call.state for call in self._fake.calls]
+
+    async def start(self) -> None:
+        await self._fake.start()
+
+    async def kill(self) -> None:
+        await self._fake.kill()
+
+
 @dataclass
-class NativePeer:
+class NativePeer(_Played):
     """Our own worker, by calls or by one stream."""
 
     by_stream: bool
@@ -120,22 +136,12 @@ class NativePeer:
         return self._fake.address
 
     @property
-    def states(self) -> Sequence[str]:
-        return ["left" if call.state == "cancelled" else call.state for call in self._fake.calls]
-
-    @property
     def prompts(self) -> Sequence[int]:
         return [len(call.tokens) for call in self._fake.calls]
 
     @property
     def tokens_sent(self) -> int:
         return sum(call.tokens_sent for call in self._fake.calls)
-
-    async def start(self) -> None:
-        await self._fake.start()
-
-    async def kill(self) -> None:
-        await self._fake.kill()
 
     @asynccontextmanager
     async def link(self, address: str = "") -> AsyncIterator[WorkerLink]:
@@ -150,7 +156,7 @@ class NativePeer:
 
 
 @dataclass
-class GrpcEnginePeer:
+class GrpcEnginePeer(_Played):
     """SGLang's or vLLM's engine, by gRPC."""
 
     words: SglangWords | VllmWords
@@ -174,22 +180,12 @@ class GrpcEnginePeer:
         return self._fake.address
 
     @property
-    def states(self) -> Sequence[str]:
-        return ["left" if call.state in ("cancelled", "aborted") else call.state for call in self._fake.calls]
-
-    @property
     def prompts(self) -> Sequence[int]:
         return [len(call.prompt) for call in self._fake.calls]
 
     @property
     def tokens_sent(self) -> int:
         return sum(call.tokens_sent for call in self._fake.calls)
-
-    async def start(self) -> None:
-        await self._fake.start()
-
-    async def kill(self) -> None:
-        await self._fake.kill()
 
     @asynccontextmanager
     async def link(self, address: str = "") -> AsyncIterator[WorkerLink]:
@@ -201,7 +197,7 @@ class GrpcEnginePeer:
 
 
 @dataclass
-class HttpEnginePeer:
+class HttpEnginePeer(_Played):
     """An engine that speaks OpenAI's HTTP alone."""
 
     def __post_init__(self) -> None:
@@ -219,22 +215,12 @@ class HttpEnginePeer:
         return self._fake.address.removeprefix("http://")
 
     @property
-    def states(self) -> Sequence[str]:
-        return ["left" if call.state == "cancelled" else call.state for call in self._fake.calls]
-
-    @property
     def prompts(self) -> Sequence[int]:
         return [len(call.prompt) for call in self._fake.calls]
 
     @property
     def tokens_sent(self) -> int:
         return sum(call.letters_sent for call in self._fake.calls)
-
-    async def start(self) -> None:
-        await self._fake.start()
-
-    async def kill(self) -> None:
-        await self._fake.kill()
 
     @asynccontextmanager
     async def link(self, address: str = "") -> AsyncIterator[WorkerLink]:
