@@ -254,7 +254,7 @@ class TestTime:
         runner = SimRunner(msgspec.structs.replace(CONFIG, cost=cost, verify=False), MonotonicClock())
         before = time.monotonic()
         result = runner.run(self.plan())
-        assert result.ended_s - result.started_s >= 0.02
+        assert result.ended_s - result.started_s > 0.0199  # less than 0.02 by rounding, more on a busy machine
         assert before <= result.started_s <= result.ended_s <= time.monotonic()
 
     def test_a_step_handed_over_in_time_begins_when_the_one_before_ends(self) -> None:
