@@ -73,3 +73,20 @@ def test_nodes_of_aws_are_what_its_api_takes():
     for node in cluster("aws")["available_node_types"].values():
         parameters = {**node["node_config"], "MinCount": 1, "MaxCount": 1}
         assert ParamValidator().validate(parameters, shape).generate_report() == ""
+
+
+def test_nodes_of_aws_name_their_image_for_rays_own_is_too_old():
+    """Ray fills in an image of Ubuntu 18.04, which no wheel of torch runs on."""
+    images = [node["node_config"].get("ImageId") for node in cluster("aws")["available_node_types"].values()]
+    assert len(set(images)) == len(images) == 2
+    assert None not in images
+
+
+def test_nodes_of_google_cloud_have_objects_where_its_api_has_objects():
+    """The Instance resource of the Compute Engine API; Ray passes it on unread."""
+    for node in cluster("gcp")["available_node_types"].values():
+        config = node["node_config"]
+        assert isinstance(config.get("scheduling", {}), dict)
+        assert isinstance(config.get("metadata", {}).get("items", []), list)
+        (disk,) = config["disks"]
+        assert disk["boot"]

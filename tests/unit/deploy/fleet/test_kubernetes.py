@@ -55,6 +55,34 @@ def test_kuberay_takes_the_manifest_and_would_not_take_a_slip(kind, name):
         check(kind, slip)
 
 
+def test_the_job_has_nothing_that_kuberay_refuses_of_one_with_a_cluster_selector():
+    """Its admission checks, which its schema does not hold."""
+    spec = manifest("rayjob")["spec"]
+    assert spec["clusterSelector"]
+    assert not {"rayClusterSpec", "suspend", "backoffLimit"} & spec.keys()
+    assert spec.get("submissionMode") != "SidecarMode"
+
+
+def test_pods_run_without_root_as_the_user_of_the_image():
+    """By number, for Kubernetes cannot tell whether a name is root's."""
+    users = set(re.findall(r"^USER (.+)$", DOCKERFILE, re.MULTILINE))
+    spec = manifest("raycluster")["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert {str(pod["securityContext"]["runAsUser"])} == users
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["imagePullPolicy"] == "IfNotPresent", "an image that was built here is in no registry"
+
+
+def test_the_head_notices_lost_pods_as_fast_as_the_heads_of_the_cluster_files():
+    (container,) = manifest("raycluster")["spec"]["headGroupSpec"]["template"]["spec"]["containers"]
+    given = {f"{each['name']}={each['value']}" for each in container["env"] if "health_check" in each["name"]}
+    commands = (ROOT / "deploy" / "clusters" / "cpu.yaml").read_text()
+    assert given == set(re.findall(r"RAY_health_check_\w+=\d+", commands))
+
+
 def test_a_wrong_type_deep_inside_is_found():
     wrong = manifest("raycluster")
     wrong["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["ports"] = [{"containerPort": "x"}]
