@@ -164,6 +164,7 @@ def _torch_runner(settings: WorkerSettings, model_path: Path) -> TorchRunnerConf
         num_threads=settings.threads or len(os.sched_getaffinity(0)),
         attention=settings.attention,
         deterministic=settings.enable_deterministic_inference,
+        cuda_graphs=settings.cuda_graphs,
     )
 
 

@@ -100,6 +100,10 @@ class WorkerSettings(ProcessSettings):
     )
     inline: bool = Field(default=False, description="Run front, engine and runner in one process, for debugging.")
     overlap: bool = Field(default=True, description="Plan the next step while the device computes the last one.")
+    cuda_graphs: bool = Field(
+        default=True,
+        description="On a GPU, replay steps of decodes from recordings, which are made and checked at start.",
+    )
 
     device_memory: ByteSize | None = Field(
         None,

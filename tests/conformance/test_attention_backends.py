@@ -24,7 +24,7 @@ from worker.model.configuration import load_config
 from worker.runner.attention import backends
 from worker.runner.attention.backends import AttentionNeeds, make_attention_backend
 from worker.runner.attention.flash import FlashBackend, FlashUnavailable, find_flash, refuse_where_flash_fails
-from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
+from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, RecordableAttention
 from worker.runner.devices import DeviceError
 from worker.runner.kernels.compiler import find_compiler
 from worker.runner.kernels.library import Kernels
@@ -217,6 +217,33 @@ def test_the_plan_does_not_hold_on_to_the_table(name: Name) -> None:
     case.batch.table.zero_()
     result = backend.attend(case.q, case.pool.keys[0], case.pool.values[0])
     np.testing.assert_allclose(result.double(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("sequences", [CASES["one decode"], CASES["decodes of many lengths"]], ids=["one", "many"])
+def test_decodes_planned_on_the_device(name: Name, sequences: list[tuple[int, int]], device: str) -> None:
+    """As a CUDA graph records them; deterministic backends give the same bits."""
+    case = make_case(sequences, device=device)
+    backend = backend_for(name, case)
+    if not isinstance(backend, RecordableAttention):
+        pytest.skip("cannot be recorded")
+    if not backend.plans_on_device:
+        assert name == "flash 2"
+        pytest.skip("gathers as many keys as there are")
+    expected = attended(backend, case)
+    rows, positions = (torch.from_numpy(values).long().to(device) for values in (case.batch.rows, case.batch.starts))
+    backend.plan_decodes(rows, positions, case.batch.table)
+    result = backend.attend(case.q, case.pool.keys[0], case.pool.values[0])
+    assert (result - expected).abs().max() < TOLERANCE[case.q.dtype]
+    assert torch.equal(result, expected) or name not in DETERMINISTIC
+
+
+@pytest.mark.parametrize("name", ["triton", "triton, deterministic", "flash", "flash 3"])
+def test_nothing_is_read_from_the_device_to_plan_decodes(name: Name) -> None:
+    """Tensors without contents are enough, so nothing of a recording can depend on what they held."""
+    backend = backend_for(name, make_case(CASES["one decode"]))
+    assert isinstance(backend, RecordableAttention)
+    rows, positions = torch.empty((2, 5), dtype=torch.int64, device="meta")
+    backend.plan_decodes(rows, positions, torch.empty((9, 4096), dtype=torch.int32, device="meta"))
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from radixfleet.clock import MonotonicClock
 from tests.support.device_marks import QueuedOnCpu
+from tests.support.recorded_ops import ReplayedOnCpu
 from tests.support.runner_driver import RunnerDriver
 from tests.support.tiny_model import tiny_model
 from worker.runner.protocol import Runner
@@ -54,7 +55,7 @@ CUDA = pytest.param(
 )
 
 
-@pytest.fixture(scope="module", params=["sim", "cpu", "cpu with a queue", CUDA])
+@pytest.fixture(scope="module", params=["sim", "cpu", "cpu with a queue", "cpu with graphs", CUDA])
 def make_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Runner]:
     if request.param == "sim":
         return sim_runner
@@ -63,7 +64,7 @@ def make_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
         model_path=str(directory),
         device=request.param.split()[0],
         dtype="float32",
-        device_memory_bytes=64 << 20,
+        device_memory_bytes=256 << 20,
         max_total_tokens=8192,
         max_running_requests=8,
         chunked_prefill_size=256,
@@ -71,6 +72,8 @@ def make_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     )
     if request.param == "cpu with a queue":
         return lambda: QueuedOnCpu(config)
+    if request.param == "cpu with graphs":
+        return lambda: ReplayedOnCpu(config)
     return lambda: make_torch_runner(config, MonotonicClock())
 
 

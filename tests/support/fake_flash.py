@@ -121,7 +121,7 @@ class FakeFlash:
         assert offsets[-1] == len(q)
         lengths = offsets.diff()
         assert longest_query == lengths.max()
-        assert longest_end == ends.max()
+        assert longest_end >= ends.max()  # more where the lengths are known on the device alone
         assert (lengths >= 1).all()
         assert (ends >= lengths).all()
         if pages is not None:

@@ -37,13 +37,17 @@ class TokenToKVPool:
         shape = (num_pages * page_size, num_kv_heads, head_dim)
         self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        for tensor in (*self.keys, *self.values):
-            tensor[:page_size].zero_()
+        self.clear_sink()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers, whether touched or not."""
         return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    def clear_sink(self) -> None:
+        """Make the padding sink zeros again, after steps that were only tried."""
+        for tensor in (*self.keys, *self.values):
+            tensor[: self.page_size].zero_()
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Stores K and V [num_tokens, num_kv_heads, head_dim] of one layer; `slots` is int64 [num_tokens]."""

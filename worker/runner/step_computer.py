@@ -1,13 +1,14 @@
 """Computes one planned step with torch: tokens in, sampled tokens out.
 
 rows      apply the row starts, note the slots of the new tokens, take relayed tokens
-model     the flat batch through all layers; each layer writes its K and V, then attends over the table
+model     the flat batch through all layers; each layer writes its K and V, then attends over the table. Steps of
+          decodes alone are replayed where they were recorded (`DecodeGraphs`)
 sample    tokens of the rows that sample are drawn, and kept in the relay for the step after (`StepSampler`)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +18,8 @@ from worker.core.step import StepPlan
 from worker.memory.kv_pool import TokenToKVPool
 from worker.memory.transfers import upload_indices
 from worker.model.llama import LlamaModel
-from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
+from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, RecordableAttention
+from worker.runner.decode_graphs import DecodeGraphs, Record
 from worker.runner.kernels.layers import KernelLayers
 from worker.runner.rows import RowState, flat_rows_and_positions
 from worker.runner.step_sampler import Drawn, Sampled, StepSampler
@@ -57,6 +59,7 @@ class StepComputer:
         self._sampler = sampler
         self._attention = attention
         self._layers = layers
+        self._graphs: DecodeGraphs | None = None
         self.device = device
         self.in_sampling = False
         """The step that is computed, or was last, has come to its logits."""
@@ -94,7 +97,45 @@ class StepComputer:
         """The tokens of a step that the device has passed. Steps settle in order."""
         return self._sampler.settle(drawn)
 
+    @property
+    def can_record(self) -> bool:
+        """Whether steps of decodes can be recorded: that depends on the attention."""
+        attention = self._attention
+        return self._layers is None and isinstance(attention, RecordableAttention) and attention.plans_on_device
+
+    @torch.inference_mode()
+    def record_decodes(self, sizes: Sequence[int], record: Record) -> None:
+        """Record steps of decodes, before any request has come. Raises whatever recording runs into, and RecordingError
+        when what is replayed is not what is computed kernel by kernel: no step is replayed then.
+        """
+        hidden_size = self._model.config.hidden_size
+        hidden = torch.zeros((sizes[-1], hidden_size), dtype=self._pool.keys[0].dtype, device=self.device)
+        graphs = DecodeGraphs(self._decodes, sizes=sizes, hidden=hidden, record=record)
+        self._rows.relay.copy_(torch.arange(len(self._rows.relay), device=self.device) % self._pool.page_size)
+        try:
+            graphs.check(self._launched, self._pool.page_size)
+        finally:
+            self._pool.clear_sink()
+        self._graphs = graphs
+
+    @torch.inference_mode()
+    def try_decodes(self, size: int) -> Tensor:
+        """What `record_decodes` records, computed once over the padding sink: to measure what it takes."""
+        return self._decodes(*torch.zeros((3, size), dtype=torch.int64, device=self.device))
+
     def _hidden(self, plan: StepPlan) -> Tensor:
+        replayed = self._graphs.hidden(plan) if self._graphs is not None else None
+        return replayed if replayed is not None else self._launched(plan)
+
+    def _decodes(self, rows: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """What `DecodeGraphs` records: nothing in it depends on what the tensors hold."""
+        assert isinstance(self._attention, RecordableAttention)
+        self._rows.place(rows, positions, slots)
+        self._attention.plan_decodes(rows, positions, self._rows.table)
+        attend = _PagedAttention(self._pool, self._attention, slots)
+        return self._model.hidden(self._rows.relay.index_select(0, rows), positions, attend)
+
+    def _launched(self, plan: StepPlan) -> Tensor:
         flat_rows, flat_positions = flat_rows_and_positions(plan)
         positions = upload_indices(flat_positions, self.device)
         slots = upload_indices(plan.slots, self.device)

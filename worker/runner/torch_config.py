@@ -40,3 +40,5 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     """
     deterministic: bool = False
     """Tokens and log probabilities of a request do not depend on what else is computed with it, to the last bit."""
+    cuda_graphs: bool = True
+    """On a GPU, launch steps of decodes alone as one recorded graph each."""

@@ -6,6 +6,7 @@ rows, chunk          derived from the device's memory where the settings leave t
 activation peak      measured: one layer of the largest step
 plan                 the three pools
 KV pool              allocated as planned
+CUDA graphs          steps of decodes are recorded, where the attention can be
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.activation_peak import activation_peak
 from worker.runner.attention.backends import AttentionNeeds, make_attention_backend, open_kernels
 from worker.runner.attention.protocol import AttentionBackend
+from worker.runner.cuda_graphs import recorder_for
+from worker.runner.decode_graphs import graph_sizes
 from worker.runner.devices import choose_dtype, open_device, usable_memory
 from worker.runner.kernels.layers import KernelLayers, supports
 from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
 from worker.runner.largest_step import largest_step
-from worker.runner.memory_errors import advised
+from worker.runner.memory_errors import advised, release_cached
 from worker.runner.row_edits import RowEdits
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
@@ -96,6 +99,7 @@ class _Loading:
         self._kernels: Kernels | None = None
         self._whole_steps = False
         self._attention: AttentionBackend | None = None
+        self._record = recorder_for(self._device) if config.cuda_graphs else None
 
     def run(self) -> tuple[StepComputer, Ready]:
         if self._device.type == "cpu":
@@ -141,7 +145,25 @@ class _Loading:
             max_context_tokens=min(max_context, plan.kv_tokens),
         )
         with advised(Stage.START, Bound.ALLOCATION, self._device):
-            return self._computer(model, rows, sampler, plan.num_pages), ready
+            computer = self._computer(model, rows, sampler, plan.num_pages)
+        self._record_decodes(computer, num_rows)
+        return computer, ready
+
+    def _record_decodes(self, computer: StepComputer, num_rows: int) -> None:
+        """Where it fails, for lack of memory too, steps are launched kernel by kernel."""
+        if self._record is None or not computer.can_record:
+            return
+        started_s, free_bytes, sizes = self._clock.now(), usable_memory(self._device, None), graph_sizes(num_rows)
+        _log.info("recording CUDA graphs", sizes=sizes)
+        try:
+            computer.record_decodes(sizes, self._record)
+        except Exception as error:  # noqa: BLE001 - the worker can serve without
+            release_cached(self._device)
+            _log.warning("no CUDA graphs: each step is launched kernel by kernel, and decodes slower", why=str(error))
+        else:
+            taken_bytes = free_bytes - usable_memory(self._device, None)
+            seconds = round(self._clock.now() - started_s, 1)
+            _log.info("CUDA graphs recorded", bytes=taken_bytes, seconds=seconds)
 
     def _refuse_too_large(self, shape: ModelConfig) -> None:
         """Before reading them, which may take minutes: the weights need at least this much."""
@@ -215,6 +237,9 @@ class _Loading:
         started_s = self._clock.now()
         computer = self._computer(model.first_layers(1), rows, sampler, num_pages=1)
         peak = activation_peak(self._device, lambda: computer.compute(step))
+        if self._record is not None and computer.can_record:
+            # Graphs keep what they compute with for themselves.
+            peak += activation_peak(self._device, lambda: computer.try_decodes(graph_sizes(step.num_sequences)[-1]))
         seconds = round(self._clock.now() - started_s, 2)
         _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
         return peak

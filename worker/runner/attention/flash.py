@@ -132,6 +132,16 @@ class FlashBackend:
         self._batch = PagedBatch.of(batch, self._page_size)
         self._gathered = _Gathered.of(batch) if self._function.form == "gathered" else None
 
+    @property
+    def plans_on_device(self) -> bool:
+        """See `RecordableAttention`: how many keys are gathered depends on the lengths."""
+        return self._function.form != "gathered"
+
+    def plan_decodes(self, rows: Tensor, positions: Tensor, table: Tensor) -> None:
+        """See `RecordableAttention`."""
+        assert self.plans_on_device
+        self._batch = PagedBatch.of_decodes(rows, positions, table, self._page_size)
+
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]."""
         batch, function = self._batch, self._function

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from worker.memory.transfers import upload, upload_indices
@@ -47,6 +48,21 @@ class PagedBatch:
             pages=slots // page_size,
             longest_query=int(batch.lengths.max()),
             longest_end=longest_end,
+        )
+
+    @classmethod
+    def of_decodes(cls, rows: Tensor, positions: Tensor, table: Tensor, page_size: int) -> PagedBatch:
+        """One new token a sequence, int64 [num_sequences] both, by operations of the device alone.
+
+        `pages` and `longest_end` are those of the longest context that the table has room for.
+        """
+        count, device = len(rows), table.device
+        return cls(
+            query_offsets=torch.arange(count + 1, dtype=torch.int32, device=device),
+            ends=(positions + 1).int(),
+            pages=table[:, ::page_size].index_select(0, rows) // page_size,
+            longest_query=1,
+            longest_end=table.shape[1],
         )
 
 

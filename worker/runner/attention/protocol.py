@@ -8,7 +8,7 @@ K and V of all positions up to and with the new ones are in the pool before `att
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -57,5 +57,23 @@ class AttentionBackend(Protocol):
         q [num_tokens, num_heads, head_dim]; keys and values are that layer's pools [num_slots, num_kv_heads, head_dim].
         Returns [num_tokens, num_heads * head_dim]. A sequence's result depends on its own slots alone, so that a NaN in
         one sequence stays there.
+        """
+        ...
+
+
+@runtime_checkable
+class RecordableAttention(AttentionBackend, Protocol):
+    """Attention whose decodes can be recorded in a CUDA graph: see `worker.runner.decode_graphs`."""
+
+    @property
+    def plans_on_device(self) -> bool:
+        """Whether `plan_decodes` may be called."""
+        ...
+
+    def plan_decodes(self, rows: Tensor, positions: Tensor, table: Tensor) -> None:
+        """In place of `plan`, for one new token of each sequence: at positions[i] of table row rows[i], int64 both.
+
+        Nothing that is launched, then and in `attend`, depends on what the tensors hold, so that it computes what they
+        hold when it is replayed.
         """
         ...

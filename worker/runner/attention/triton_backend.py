@@ -65,16 +65,38 @@ class TritonBackend:
         decoding, others = everything[is_decode], everything[~is_decode]
         self._launches = []
         if len(others):
-            rows = _power_of_two(max(self._most_rows, self._group))
-            self._launches.append(_cut(others, batch.lengths, rows // self._group, rows, device))
+            self._launches.append(_cut(others, batch.lengths, *self._prompt_shape, device))
         if len(decoding):
             splits = self._num_splits(len(decoding), int(batch.ends[decoding].max()), device)
-            rows = _power_of_two(max(_LEAST_ROWS, self._group))
-            self._launches.append(_cut(decoding, batch.lengths, 1, rows, device, num_splits=splits))
+            self._launches.append(_cut(decoding, batch.lengths, *self._decode_shape, device, num_splits=splits))
+
+    plans_on_device = True
+
+    def plan_decodes(self, rows: Tensor, positions: Tensor, table: Tensor) -> None:
+        """See `RecordableAttention`. Keys are split as those of the longest context are."""
+        count, device = len(rows), table.device
+        self._batch = PagedBatch.of_decodes(rows, positions, table, self._page_size)
+        tokens, block_rows = self._prompt_shape if self._deterministic else self._decode_shape
+        self._launches = [
+            _Launch(
+                sequences=torch.arange(count, dtype=torch.int32, device=device),
+                firsts=torch.zeros(count, dtype=torch.int32, device=device),
+                num_blocks=count,
+                block_tokens=tokens,
+                block_rows=block_rows,
+                num_splits=1 if self._deterministic else self._num_splits(count, table.shape[1], device),
+            )
+        ]
 
     @property
-    def _most_rows(self) -> int:
-        return 32 if self._head_dim > 128 or self._deterministic else 64
+    def _prompt_shape(self) -> tuple[int, int]:
+        """Tokens and rows of a block."""
+        rows = _power_of_two(max(32 if self._head_dim > 128 or self._deterministic else 64, self._group))
+        return rows // self._group, rows
+
+    @property
+    def _decode_shape(self) -> tuple[int, int]:
+        return 1, _power_of_two(max(_LEAST_ROWS, self._group))
 
     def _num_splits(self, num_sequences: int, longest: int, device: torch.device) -> int:
         """A power of two, as each number of splits is compiled for itself."""
