@@ -21,6 +21,7 @@ from radixfleet.background import beside
 from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
+from radixfleet.guard import Guard
 from radixfleet.limits import ClientLimits
 from radixfleet.metrics_server import MetricsServer, serve_metrics
 from radixfleet.v1 import fleet_pb2_grpc
@@ -189,7 +190,7 @@ def _http_server(
 async def _heard_by_siblings(core: Core, place: Place) -> AsyncIterator[None]:
     """While the block lasts, the processes that share our ports can tell us; and we know the workers that they know."""
     server, _ = await make_server(("radixfleet.v1.Fleet",))
-    servicer = SiblingServicer(core.registry, core.prompts, core.chooser, core.gate, core.look_aside, core.reporter)
+    servicer = SiblingServicer(core.registry, core.prompts, core.chooser, core.routing, core.reporter, Guard())
     fleet_pb2_grpc.add_FleetServicer_to_server(servicer, server)
     await asyncio.to_thread(place.withdraw)
     server.add_insecure_port(place.socket)

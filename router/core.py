@@ -13,11 +13,13 @@ import grpc.aio
 
 from radixfleet.access import Access
 from radixfleet.clock import Clock
+from radixfleet.guard import Guard
 from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
 from router.api.fleet import FleetServicer
 from router.api.inference import InferenceServicer
 from router.api.prompts import Prompts
 from router.api.report import Reporter
+from router.api.routing import Routing
 from router.config import RouterSettings
 from router.dispatch.chooser import Chooser
 from router.dispatch.dispatcher import Dispatcher
@@ -47,6 +49,8 @@ class Core:
     gate: Gate
     dispatcher: Dispatcher
     look_aside: LookAside
+    routing: Routing
+    guard: Guard
     log: RequestLog
     activity: FleetActivity
     hot_prefixes: HotPrefixes
@@ -58,7 +62,7 @@ class Core:
         """Serve `Inference` and `Fleet` there."""
         inference = InferenceServicer(self.prompts, self.dispatcher, self.log)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
-        fleet = FleetServicer(self.registry, self.prompts, self.chooser, self.gate, self.look_aside, self.reporter)
+        fleet = FleetServicer(self.registry, self.prompts, self.chooser, self.routing, self.reporter, self.guard)
         fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
 
 
@@ -111,6 +115,8 @@ async def running_core(
             gate=gate,
             dispatcher=dispatcher,
             look_aside=look_aside,
+            routing=Routing(prompts, gate, look_aside),
+            guard=access.guard,
             log=log,
             activity=activity,
             hot_prefixes=hot_prefixes,

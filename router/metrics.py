@@ -40,7 +40,7 @@ REASONS = ("only", "prefix", "spill", "load", "turn", "chance", "hash")
 QUEUE_REFUSALS = ("full", "deadline")
 DOOR_REFUSALS = ("unauthenticated", "permission_denied", "resource_exhausted")
 RETRY_RESULTS = ("retried", "resumed", "refused")
-LEASE_OUTCOMES = ("ended", "expired", "interrupted", "closed")
+LEASE_OUTCOMES = ("ended", "released", "expired", "interrupted", "closed")
 
 _PREFIX = "radixfleet_router_"
 _SAMPLE_TIMEOUT_S = 2.0

@@ -13,11 +13,11 @@ Errors are those of `radixfleet.errors`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from random import Random
 from types import TracebackType
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import grpc.aio
 import numpy as np
@@ -44,10 +44,16 @@ from radixfleet.compose import PromptInput, RequestOptions, generate_request, pr
 from radixfleet.endpoint import Endpoint, as_endpoint
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
 from radixfleet.retry import RetryPolicy
+from radixfleet.route_asker import NotSpoken, RouteAsker
 from radixfleet.status import error_from_rpc, stream_error
 from radixfleet.tracing import headers
 from radixfleet.types import ModelInfo, TokenArray
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+T = TypeVar("T")
+
+_UNKNOWN_S = 60.0
+"""A router that does not know `Fleet.RouteStream` is asked again after this time: there may be another one by then."""
 
 
 class Client:
@@ -76,6 +82,9 @@ class Client:
         self._timeout_s = timeout_s
         self._clock = clock or MonotonicClock()
         self._closed = False
+        self._asker = RouteAsker(self._fleet)
+        self._calls_until_s = float("-inf")
+        """Until when routes are asked by calls."""
         self._random = random or Random()  # noqa: S311  spreads retries, guards nothing
 
     async def __aenter__(self) -> Client:
@@ -89,6 +98,7 @@ class Client:
     async def close(self) -> None:
         """End what is running (it raises Cancelled) and close the connection."""
         self._closed = True
+        await self._asker.close()
         await self._channel.close(None)
 
     # Inference: a router or a worker answers.
@@ -210,9 +220,35 @@ class Client:
     async def route(
         self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
     ) -> Route:
-        """Books a worker for a request that the caller sends there itself, with the answer's lease_id and token_ids."""
-        request = fleet_pb2.RouteRequest(request=generate_request(prompt, options))
-        return answers.route(await self._call(self._fleet.Route, request, timeout_s))
+        """Books a worker for a request that the caller sends there itself, with the answer's lease_id and token_ids.
+
+        All routes of a client are asked over one stream, where the router knows that, and many that are asked at once
+        cost it little more than one. Leases end with a client that dies, but not with one that is closed.
+        """
+        request = generate_request(prompt, options)
+        response = await self._persist(lambda left_s: self._ask(request, left_s), timeout_s)
+        if not response.HasField("token_ids"):
+            response.token_ids.CopyFrom(request.prompt.token_ids)
+        return answers.route(response)
+
+    async def _ask(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> fleet_pb2.RouteResponse:
+        if self._clock.now() >= self._calls_until_s:
+            try:
+                return await self._asker.route(request, timeout_s)
+            except NotSpoken:
+                self._calls_until_s = self._clock.now() + _UNKNOWN_S
+        routed: fleet_pb2.RouteResponse = await _called(
+            self._fleet.Route, fleet_pb2.RouteRequest(request=request), timeout_s
+        )
+        return routed
+
+    def end_lease(self, lease_id: str, *, cached_tokens: int | None = None) -> None:
+        """Tell the router that the request of a route has ended, or, without `cached_tokens`, that it is never sent.
+
+        Need not be called: the worker tells the end of a request, a moment later, and a lease that nobody uses expires.
+        Does nothing where routes are asked by calls.
+        """
+        self._asker.end_lease(lease_id, cached_tokens)
 
     async def explain(
         self, prompt: PromptInput, *, timeout_s: float | None = None, **options: Unpack[RequestOptions]
@@ -276,13 +312,18 @@ class Client:
 
     async def _call(self, method: Callable[..., Any], request: Message, timeout_s: float | None) -> Any:
         """One unary call, tried again as the policy says: all of them may be repeated without harm."""
+        return await self._persist(lambda left_s: _called(method, request, left_s), timeout_s)
+
+    async def _persist(self, attempt: Callable[[float | None], Awaitable[T]], timeout_s: float | None) -> T:
+        """Try until it works, or the policy says that this was all. `attempt` is given the seconds that are left."""
         deadline = self._deadline(timeout_s)
         retry = 0
         while True:
+            left_s = self._left_s(deadline)
             try:
-                return await method(request, timeout=self._left_s(deadline))
-            except grpc.aio.AioRpcError as error:
-                await self._wait_for_retry(error_from_rpc(error), retry, deadline)
+                return await attempt(left_s)
+            except RadixfleetError as error:
+                await self._wait_for_retry(error, retry, deadline)
             except asyncio.CancelledError:
                 self._check_closed()
                 raise
@@ -313,3 +354,11 @@ class Client:
         if left_s <= 0:
             raise DeadlineExceeded("the deadline passed before the request could be sent")
         return left_s
+
+
+async def _called(method: Callable[..., Any], request: Message, timeout_s: float | None) -> Any:
+    """One call. Raises RadixfleetError."""
+    try:
+        return await method(request, timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from error

@@ -7,14 +7,14 @@ is added is closed until it is opened here. A refused call ends before its reque
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 
 from radixfleet.errors import RadixfleetError
-from radixfleet.guard import Caller, Door, Guard, key_of, remember
+from radixfleet.guard import Caller, Door, Guard, current_caller, key_of, remember
 from radixfleet.keyed_channel import KEY_HEADER
 from radixfleet.status import abort_with
 
@@ -23,13 +23,20 @@ _ADMIN_SERVICES = frozenset({"radixfleet.v1.Fleet", "radixfleet.v1.Worker", "sgl
 _CLIENT_METHODS = frozenset(
     {
         "/radixfleet.v1.Fleet/Route",
+        "/radixfleet.v1.Fleet/RouteStream",
         "/radixfleet.v1.Fleet/Explain",
         "/radixfleet.v1.Fleet/ListWorkers",
     }
 )
 _UNCOUNTED_SERVICES = frozenset({"grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"})
-_UNCOUNTED_METHODS = frozenset({"/radixfleet.v1.Fleet/ListWorkers", "/radixfleet.v1.Inference/GetModelInfo"})
-"""Looking is not work: it takes nothing from a client's limits."""
+_UNCOUNTED_METHODS = frozenset(
+    {
+        "/radixfleet.v1.Fleet/ListWorkers",
+        "/radixfleet.v1.Fleet/RouteStream",
+        "/radixfleet.v1.Inference/GetModelInfo",
+    }
+)
+"""Looking is not work: it takes nothing from a client's limits. A stream counts its requests itself: see `Visitor`."""
 
 
 def door_of(method: str) -> Door:
@@ -76,12 +83,38 @@ class GuardInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         return _counted(handler, self._guard, caller)
 
 
+class Visitor:
+    """The client of a stream that carries many requests and outlives keys. Make it within the call."""
+
+    def __init__(self, guard: Guard, context: Any) -> None:
+        """`context`: of a call that came in by a CLIENT door."""
+        self._guard = guard
+        self._caller = current_caller()
+        self._host = peer_host(context.peer())
+        self._key = _key_in(context.invocation_metadata())
+
+    async def admitted(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """The messages, for as long as the client's key is known here. Raises Unauthenticated."""
+        async for message in messages:
+            if not self._guard.is_open:
+                self._guard.admit(Door.CLIENT, self._key)
+            yield message
+
+    def visit(self) -> AbstractContextManager[None]:
+        """One of the requests, counted against the client's limits. Raises Overloaded."""
+        return self._guard.visit(self._caller, self._host)
+
+
 def _service(method: str) -> str:
     return method[1:].partition("/")[0]
 
 
 def _key(details: grpc.HandlerCallDetails) -> str | None:
-    for name, value in details.invocation_metadata or ():
+    return _key_in(details.invocation_metadata)
+
+
+def _key_in(metadata: Any) -> str | None:
+    for name, value in metadata or ():
         if name == KEY_HEADER:
             return key_of(value if isinstance(value, str) else value.decode("utf-8", "replace"))
     return None

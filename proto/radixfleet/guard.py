@@ -46,6 +46,11 @@ _NOBODY = Caller()
 _caller: ContextVar[Caller] = ContextVar("radixfleet_caller", default=_NOBODY)
 
 
+def current_caller() -> Caller:
+    """Who made the call that is being served. See `caller_name`."""
+    return _caller.get()
+
+
 def caller_name() -> str:
     """The name of the key by which the call that is being served came in; "" without one. Never the key itself.
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 import grpc.aio
 
-from radixfleet import convert
 from radixfleet.errors import InvalidRequest
+from radixfleet.grpc_guard import Visitor
+from radixfleet.guard import Guard
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 from router.api.explanation import explain
-from router.api.inference import route_decision
 from router.api.prompts import Prompts
 from router.api.report import Reporter
+from router.api.route_stream import RouteStream
+from router.api.routing import Routing
 from router.dispatch.chooser import Chooser
-from router.dispatch.gate import Gate
 from router.dispatch.link import failure_of
-from router.dispatch.lookaside import LookAside
 from router.workers.registry import WorkerRegistry
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -32,29 +32,30 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         registry: WorkerRegistry,
         prompts: Prompts,
         chooser: Chooser,
-        gate: Gate,
-        look_aside: LookAside,
+        routing: Routing,
         reporter: Reporter,
+        guard: Guard,
     ) -> None:
+        """`guard`: of the server's doors."""
         self._registry = registry
         self._prompts = prompts
         self._chooser = chooser
-        self._gate = gate
-        self._look_aside = look_aside
+        self._routing = routing
         self._reporter = reporter
+        self._guard = guard
 
     async def Route(self, request: fleet_pb2.RouteRequest, context: Context) -> fleet_pb2.RouteResponse:
         """Choose a worker and book the request there; the client does the rest."""
-        prepared = replace(await self._prompts.prepare(request.request), look_aside=True)
-        lease = await self._gate.enter(prepared, context.time_remaining)
-        return fleet_pb2.RouteResponse(
-            worker_id=lease.worker.worker_id,
-            address=lease.worker.address,
-            lease_id=self._look_aside.hold(lease),
-            token_ids=convert.pack_tokens(prepared.tokens),
-            decision=route_decision(lease.decision),
-            lease_s=self._look_aside.lease_s,
-        )
+        return await self._routing.route(request.request, context.time_remaining)
+
+    async def RouteStream(  # type: ignore[override]  # writes to the context, at once
+        self, request_iterator: AsyncIterator[fleet_pb2.RouteStreamRequest], context: Context
+    ) -> None:
+        """`Route`, many times. Each request counts against its client's limits, whose key is looked at again."""
+        visitor = Visitor(self._guard, context)
+        await context.send_initial_metadata(())
+        stream = RouteStream(self._routing, context.write, visitor.visit if self._guard.has_limits else None)
+        await stream.serve(visitor.admitted(request_iterator))
 
     async def Explain(self, request: fleet_pb2.ExplainRequest, context: Context) -> fleet_pb2.ExplainResponse:
         """Where a prompt would go, and what each worker would cost."""

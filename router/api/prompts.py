@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import TypeVar
 
@@ -31,8 +32,12 @@ from router.workers.registry import WorkerRegistry
 from router.workers.state import UNKNOWN_CONTEXT
 from router.workers.tokenizers import TokenizerStore
 
-_SMALL_PROMPT_BYTES = 8 * 1024
-"""Token ids of this size are read and hashed within 50 us: less than it takes to wake a thread."""
+_SMALL_PACKED_BYTES = 128 * 1024
+"""Packed token ids of this size are read and hashed within 150 us. A thread would cost 60 more, and the wait for it."""
+_SMALL_PLAIN_BYTES = 8 * 1024
+"""The same of token ids in the plain form, which are read one by one."""
+_SMALL_SAMPLING_BYTES = 128
+"""Sampling parameters of this size are mostly those of other requests too."""
 
 T = TypeVar("T")
 
@@ -55,6 +60,18 @@ class ServedModel:
                 field="model",
             )
         return self.tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A request that is valid, but for its prompt."""
+
+    work: Callable[[], PreparedRequest]
+    """Tokenizes and hashes the prompt; on any thread. Raises InvalidRequest."""
+    is_short: bool
+    """That takes no longer than waking a thread."""
+    is_ids: bool
+    """The request has the very token ids that a worker is to be sent."""
 
 
 class Prompts:
@@ -117,17 +134,29 @@ class Prompts:
 
     async def prepare(self, request: inference_pb2.GenerateRequest) -> PreparedRequest:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""
+        return await self.finish(self.begin(request))
+
+    def begin(self, request: inference_pb2.GenerateRequest, *, look_aside: bool = False) -> Preparation:
+        """`prepare`, but for what may take long. Raises as it does. Call it once for a request: it salts it.
+
+        `look_aside`: the client sends it to a worker itself.
+        """
         if self._isolate_clients:
             request.cache_salt = client_salt(request.cache_salt)
         convert.check_names(request)
         model = self.model(request.model)
-        _check_resume(request, sampling_params(request.sampling, vocab_size=model.info.vocab_size or None))
+        _check_resume(request, _checked_sampling(request.sampling, model.info.vocab_size or None))
         is_ids = request.prompt.WhichOneof("form") == "token_ids"
-        if model.tokenizer is None and not is_ids:
-            return await self._timed(lambda: _prepare_text(request, model, self._max_tokens))
-        if is_ids and request.prompt.ByteSize() + request.generated.ByteSize() <= _SMALL_PROMPT_BYTES:
-            return _prepare(request, model, self._max_tokens)
-        return await self._timed(lambda: _prepare(request, model, self._max_tokens))
+        prepare = _prepare_text if model.tokenizer is None and not is_ids else _prepare
+        return Preparation(
+            partial(prepare, request, model, self._max_tokens, look_aside=look_aside),
+            is_short=is_ids and _is_small(request.prompt.token_ids) and _is_small(request.generated),
+            is_ids=is_ids and not request.HasField("generated"),
+        )
+
+    async def finish(self, preparation: Preparation) -> PreparedRequest:
+        """What `begin` has left to do, on a thread where that pays."""
+        return preparation.work() if preparation.is_short else await self._timed(preparation.work)
 
     def room(self, request: PreparedRequest) -> int:
         """Tokens that the answer may have on every worker that may get the request.
@@ -188,7 +217,7 @@ def _with_tokenizer(info: ModelInfo, tokenizer: Tokenizer) -> ModelInfo:
 
 
 def _prepare_text(
-    request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None
+    request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None, *, look_aside: bool
 ) -> PreparedRequest:
     """For engines that take text and chats alone."""
     convert.prompt_form(request.prompt)
@@ -208,6 +237,7 @@ def _prepare_text(
         block_hashes=chain_hashes(seed, tokens),
         fingerprint=NO_TOKENIZER,
         message=_message(request, model, request.prompt),
+        look_aside=look_aside,
     )
 
 
@@ -225,7 +255,9 @@ def _message(
     )
 
 
-def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None) -> PreparedRequest:
+def _prepare(
+    request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None, *, look_aside: bool
+) -> PreparedRequest:
     tokens = _tokens(request.prompt, model, max_tokens)
     seed = seed_hash(namespace(model.info.model, request.cache_salt))
     # A prompt whose log probabilities are asked for is computed whole, so no worker is cheaper for what it has cached.
@@ -239,9 +271,10 @@ def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel, max_tok
         seed=seed,
         block_hashes=hashes,
         fingerprint=None if is_ids else model.info.tokenizer_fingerprint,
-        message=_message(request, model, inference_pb2.Prompt(token_ids=convert.pack_tokens(tokens))),
-        source=None if is_ids else request.prompt,
+        message=_sent_by_the_client(request) if look_aside else _message(request, model, _packed(request, tokens)),
+        source=None if is_ids or look_aside else request.prompt,
         resumable=request.resume,
+        look_aside=look_aside,
     )
     generated = convert.unpack_tokens(request.generated, "generated")
     if not len(generated):
@@ -249,6 +282,34 @@ def _prepare(request: inference_pb2.GenerateRequest, model: ServedModel, max_tok
     if model.info.vocab_size:
         convert.check_tokens(generated, vocab_size=model.info.vocab_size, field="generated")
     return prepared.continued(generated)
+
+
+def _is_small(tokens: inference_pb2.TokenIds) -> bool:
+    return len(tokens.packed) <= _SMALL_PACKED_BYTES and (not tokens.ids or tokens.ByteSize() <= _SMALL_PLAIN_BYTES)
+
+
+def _packed(request: inference_pb2.GenerateRequest, tokens: TokenArray) -> inference_pb2.Prompt:
+    """The prompt as packed token ids: the client's own message where it is that already."""
+    prompt = request.prompt
+    is_packed = prompt.WhichOneof("form") == "token_ids" and prompt.token_ids.packed
+    return prompt if is_packed else inference_pb2.Prompt(token_ids=convert.pack_tokens(tokens))
+
+
+def _sent_by_the_client(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:
+    """What the router keeps of a message that it sends nowhere."""
+    return inference_pb2.GenerateRequest(priority=request.priority)
+
+
+def _checked_sampling(message: inference_pb2.SamplingParams, vocab_size: int | None) -> SamplingParams:
+    """`sampling_params`, remembered: most requests have the parameters of others, and reading them costs 20 us."""
+    if message.ByteSize() > _SMALL_SAMPLING_BYTES:
+        return sampling_params(message, vocab_size=vocab_size)
+    return _remembered_sampling(message.SerializeToString(), vocab_size)
+
+
+@lru_cache(maxsize=1024)
+def _remembered_sampling(message: bytes, vocab_size: int | None) -> SamplingParams:
+    return sampling_params(inference_pb2.SamplingParams.FromString(message), vocab_size=vocab_size)
 
 
 def _check_resume(request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> None:

@@ -54,9 +54,10 @@ class Gate:
 
         Raises Unavailable when nobody serves, Overloaded when too many wait, DeadlineExceeded.
         """
+        lease = self.enter_at_once(request)
+        if lease is not None:
+            return lease
         queue = self._queues.get(request.model)
-        if not queue and not (self._max_waiting and self._chooser.is_saturated(request)):
-            return self._chooser.choose(request)
         if queue is None:
             queue = self._queues[request.model] = AdmissionQueue(self._max_waiting, self._clock)
         waiting = _Waiting(request)
@@ -85,6 +86,12 @@ class Gate:
             self._metrics.queue_s.observe(self._clock.now() - began_s)
         lease.waited_s = self._clock.now() - began_s
         return lease
+
+    def enter_at_once(self, request: PreparedRequest) -> Lease | None:
+        """A worker for the request, booked; None when it has to wait. Raises Unavailable."""
+        if self._queues.get(request.model) or (self._max_waiting and self._chooser.is_saturated(request)):
+            return None
+        return self._chooser.choose(request)
 
     def enter_again(self, request: PreparedRequest, excluded: Collection[WorkerState]) -> Lease:
         """Another worker, booked, for a request that was let in before: it has waited once. Raises Unavailable."""

@@ -3,6 +3,9 @@
     held --(worker: STARTED)--> started --(FIRST_TOKEN)--> --(ENDED)--> settled
       |                            |
       +-- lease_s passed           +-- the worker restarted, was removed, or its reports were interrupted
+      +-- its client's stream broke
+
+A client that has a stream (`Fleet.RouteStream`) may end its leases itself, at any time.
 
 A lease that was interrupted is given up, not the request: its load is then part of what the worker reports, as is that
 of a client that comes with a lease after it expired.
@@ -13,17 +16,22 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from router.dispatch.lease import Lease, Verdict
 from router.metrics import RouterMetrics
 from router.workers.listener import LeasePhase
 from router.workers.state import WorkerState
 
+Owner: TypeAlias = set[str]
+"""The ids of a stream's open leases, kept by `LookAside`."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     lease: Lease
     expiry: asyncio.TimerHandle
+    owner: Owner | None
 
 
 class LookAside:
@@ -38,12 +46,35 @@ class LookAside:
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, lease: Lease) -> str:
-        """Keep `lease` until the worker reports its end, or it expires. Returns its id."""
+    def hold(self, lease: Lease, owner: Owner | None = None) -> str:
+        """Keep `lease` until the worker or its client tells its end, or it expires. Returns its id.
+
+        `owner`: of the stream on which it was booked.
+        """
         lease_id = secrets.token_hex(12)
         expiry = asyncio.get_running_loop().call_later(self.lease_s, self._end, lease_id, "expired")
-        self._held[lease_id] = _Held(lease, expiry)
+        self._held[lease_id] = _Held(lease, expiry, owner)
+        if owner is not None:
+            owner.add(lease_id)
         return lease_id
+
+    def end(self, lease_id: str, cached_tokens: int | None) -> None:
+        """The client says that the request ended, which found so many tokens cached; None: that it is never sent.
+
+        The lease must be open.
+        """
+        if cached_tokens is None:
+            self._end(lease_id, "released")
+            return
+        lease = self._held[lease_id].lease
+        lease.started(min(cached_tokens, lease.request.prompt_tokens))
+        self._end(lease_id, "ended", Verdict.ANSWERED)
+
+    def leave(self, owner: Owner) -> None:
+        """The owner's client is gone. Requests that it has sent break off, as their workers will tell."""
+        for lease_id in tuple(owner):
+            if not self._held[lease_id].lease.is_started:
+                self._end(lease_id, "released")
 
     def close(self) -> None:
         """Settle all."""
@@ -79,5 +110,7 @@ class LookAside:
     def _end(self, lease_id: str, outcome: str, verdict: Verdict = Verdict.UNKNOWN) -> None:
         held = self._held.pop(lease_id)
         held.expiry.cancel()
+        if held.owner is not None:
+            held.owner.discard(lease_id)
         held.lease.settle(verdict)
         self._metrics.leases.labels(outcome).inc()

@@ -26,7 +26,7 @@ from tests.support.worker_fixture import sim_worker
 
 CLIENT = {
     "Inference": ["Generate", "Tokenize", "Detokenize", "GetModelInfo"],
-    "Fleet": ["Route", "Explain", "ListWorkers"],
+    "Fleet": ["Route", "RouteStream", "Explain", "ListWorkers"],
 }
 ADMIN = {
     "Fleet": ["Register", "Drain", "Resume", "Remove"],

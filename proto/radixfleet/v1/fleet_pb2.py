@@ -26,7 +26,7 @@ from radixfleet.v1 import inference_pb2 as radixfleet_dot_v1_dot_inference__pb2
 from radixfleet.v1 import worker_pb2 as radixfleet_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19radixfleet/v1/fleet.proto\x12\rradixfleet.v1\x1a\x1dradixfleet/v1/inference.proto\x1a\x1aradixfleet/v1/worker.proto\"?\n\x0cRouteRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.radixfleet.v1.GenerateRequest\"\xb2\x01\n\rRouteResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x17.radixfleet.v1.TokenIds\x12.\n\x08\x64\x65\x63ision\x18\x05 \x01(\x0b\x32\x1c.radixfleet.v1.RouteDecision\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\"A\n\x0e\x45xplainRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.radixfleet.v1.GenerateRequest\"\xa0\x01\n\x0f\x45xplainResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_blocks\x18\x05 \x01(\r\x12,\n\ncandidates\x18\x06 \x03(\x0b\x32\x18.radixfleet.v1.Candidate\"\x85\x02\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\x19\n\x11ineligible_reason\x18\x04 \x01(\t\x12\x16\n\x0ematched_blocks\x18\x05 \x01(\r\x12\x16\n\x0ematched_tokens\x18\x06 \x01(\r\x12\x17\n\x0funcached_tokens\x18\x07 \x01(\r\x12!\n\x19outstanding_prompt_tokens\x18\x08 \x01(\x04\x12\x18\n\x10running_requests\x18\t \x01(\r\x12\x0c\n\x04\x63ost\x18\n \x01(\x01\x12\x13\n\x0b\x61pproximate\x18\x0b \x01(\x08\"\x14\n\x12ListWorkersRequest\"l\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.radixfleet.v1.WorkerEntry\x12(\n\x05\x66leet\x18\x02 \x01(\x0b\x32\x19.radixfleet.v1.FleetState\"\xb2\x01\n\nFleetState\x12\x10\n\x08uptime_s\x18\x01 \x01(\x01\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x1a\n\x12requests_in_flight\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x15\n\rsketch_blocks\x18\x05 \x01(\x04\x12%\n\x06recent\x18\x06 \x03(\x0b\x32\x15.radixfleet.v1.Recent\x12\x0f\n\x07version\x18\x07 \x01(\t\"t\n\x06Recent\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12%\n\x06totals\x18\x02 \x01(\x0b\x32\x15.radixfleet.v1.Totals\x12\x32\n\rprompt_tokens\x18\x03 \x01(\x0b\x32\x1b.radixfleet.v1.PromptTokens\"i\n\x0cPromptTokens\x12\r\n\x05\x61sked\x18\x01 \x01(\x04\x12\x11\n\treachable\x18\x02 \x01(\x04\x12\x11\n\tpredicted\x18\x03 \x01(\x04\x12\x0e\n\x06\x61\x63tual\x18\x04 \x01(\x04\x12\x14\n\x0cmispredicted\x18\x05 \x01(\x04\"\xe2\x02\n\x0bWorkerEntry\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12+\n\x06status\x18\x03 \x01(\x0e\x32\x1b.radixfleet.v1.WorkerStatus\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\'\n\x04info\x18\x05 \x01(\x0b\x32\x19.radixfleet.v1.WorkerInfo\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.radixfleet.v1.Load\x12\x17\n\x0f\x62ooked_requests\x18\x07 \x01(\r\x12\x1c\n\x14\x62ooked_prompt_tokens\x18\x08 \x01(\x04\x12\x15\n\rsketch_blocks\x18\t \x01(\x04\x12\x13\n\x0b\x61pproximate\x18\n \x01(\x08\x12\x19\n\x11ineligible_reason\x18\x0b \x01(\t\x12%\n\x06recent\x18\x0c \x03(\x0b\x32\x15.radixfleet.v1.Recent\"\"\n\x0fRegisterRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"!\n\x10RegisterResponse\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x08\"I\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x07grace_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"(\n\x13ResumeWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\"\n\rRemoveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x10\n\x0eRemoveResponse2\x96\x04\n\x05\x46leet\x12\x42\n\x05Route\x12\x1b.radixfleet.v1.RouteRequest\x1a\x1c.radixfleet.v1.RouteResponse\x12H\n\x07\x45xplain\x12\x1d.radixfleet.v1.ExplainRequest\x1a\x1e.radixfleet.v1.ExplainResponse\x12T\n\x0bListWorkers\x12!.radixfleet.v1.ListWorkersRequest\x1a\".radixfleet.v1.ListWorkersResponse\x12K\n\x08Register\x12\x1e.radixfleet.v1.RegisterRequest\x1a\x1f.radixfleet.v1.RegisterResponse\x12H\n\x05\x44rain\x12!.radixfleet.v1.DrainWorkerRequest\x1a\x1c.radixfleet.v1.DrainResponse\x12K\n\x06Resume\x12\".radixfleet.v1.ResumeWorkerRequest\x1a\x1d.radixfleet.v1.ResumeResponse\x12\x45\n\x06Remove\x12\x1c.radixfleet.v1.RemoveRequest\x1a\x1d.radixfleet.v1.RemoveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19radixfleet/v1/fleet.proto\x12\rradixfleet.v1\x1a\x1dradixfleet/v1/inference.proto\x1a\x1aradixfleet/v1/worker.proto\"?\n\x0cRouteRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.radixfleet.v1.GenerateRequest\"\xb2\x01\n\rRouteResponse\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x17.radixfleet.v1.TokenIds\x12.\n\x08\x64\x65\x63ision\x18\x05 \x01(\x0b\x32\x1c.radixfleet.v1.RouteDecision\x12\x0f\n\x07lease_s\x18\x06 \x01(\x01\"\x88\x01\n\x12RouteStreamRequest\x12%\n\x04\x61sks\x18\x01 \x03(\x0b\x32\x17.radixfleet.v1.RouteAsk\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\x12%\n\x04\x65nds\x18\x03 \x03(\x0b\x32\x17.radixfleet.v1.LeaseEnd\x12\x13\n\x0bkeep_leases\x18\x04 \x01(\x08\"q\n\x08RouteAsk\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.radixfleet.v1.GenerateRequest\x12\x16\n\ttimeout_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x0c\n\n_timeout_s\"J\n\x08LeaseEnd\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1a\n\rcached_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x10\n\x0e_cached_tokens\"B\n\x13RouteStreamResponse\x12+\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1a.radixfleet.v1.RouteAnswer\"i\n\x0bRouteAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x05route\x18\x02 \x01(\x0b\x32\x1c.radixfleet.v1.RouteResponseH\x00\x12\x10\n\x06status\x18\x03 \x01(\x0cH\x00\x42\t\n\x07outcome\"A\n\x0e\x45xplainRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.radixfleet.v1.GenerateRequest\"\xa0\x01\n\x0f\x45xplainResponse\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x15\n\rprompt_tokens\x18\x04 \x01(\r\x12\x15\n\rprompt_blocks\x18\x05 \x01(\r\x12,\n\ncandidates\x18\x06 \x03(\x0b\x32\x18.radixfleet.v1.Candidate\"\x85\x02\n\tCandidate\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08\x65ligible\x18\x03 \x01(\x08\x12\x19\n\x11ineligible_reason\x18\x04 \x01(\t\x12\x16\n\x0ematched_blocks\x18\x05 \x01(\r\x12\x16\n\x0ematched_tokens\x18\x06 \x01(\r\x12\x17\n\x0funcached_tokens\x18\x07 \x01(\r\x12!\n\x19outstanding_prompt_tokens\x18\x08 \x01(\x04\x12\x18\n\x10running_requests\x18\t \x01(\r\x12\x0c\n\x04\x63ost\x18\n \x01(\x01\x12\x13\n\x0b\x61pproximate\x18\x0b \x01(\x08\"\x14\n\x12ListWorkersRequest\"l\n\x13ListWorkersResponse\x12+\n\x07workers\x18\x01 \x03(\x0b\x32\x1a.radixfleet.v1.WorkerEntry\x12(\n\x05\x66leet\x18\x02 \x01(\x0b\x32\x19.radixfleet.v1.FleetState\"\xb2\x01\n\nFleetState\x12\x10\n\x08uptime_s\x18\x01 \x01(\x01\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x1a\n\x12requests_in_flight\x18\x03 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x04 \x01(\r\x12\x15\n\rsketch_blocks\x18\x05 \x01(\x04\x12%\n\x06recent\x18\x06 \x03(\x0b\x32\x15.radixfleet.v1.Recent\x12\x0f\n\x07version\x18\x07 \x01(\t\"t\n\x06Recent\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12%\n\x06totals\x18\x02 \x01(\x0b\x32\x15.radixfleet.v1.Totals\x12\x32\n\rprompt_tokens\x18\x03 \x01(\x0b\x32\x1b.radixfleet.v1.PromptTokens\"i\n\x0cPromptTokens\x12\r\n\x05\x61sked\x18\x01 \x01(\x04\x12\x11\n\treachable\x18\x02 \x01(\x04\x12\x11\n\tpredicted\x18\x03 \x01(\x04\x12\x0e\n\x06\x61\x63tual\x18\x04 \x01(\x04\x12\x14\n\x0cmispredicted\x18\x05 \x01(\x04\"\xe2\x02\n\x0bWorkerEntry\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12+\n\x06status\x18\x03 \x01(\x0e\x32\x1b.radixfleet.v1.WorkerStatus\x12\x11\n\tconnected\x18\x04 \x01(\x08\x12\'\n\x04info\x18\x05 \x01(\x0b\x32\x19.radixfleet.v1.WorkerInfo\x12!\n\x04load\x18\x06 \x01(\x0b\x32\x13.radixfleet.v1.Load\x12\x17\n\x0f\x62ooked_requests\x18\x07 \x01(\r\x12\x1c\n\x14\x62ooked_prompt_tokens\x18\x08 \x01(\x04\x12\x15\n\rsketch_blocks\x18\t \x01(\x04\x12\x13\n\x0b\x61pproximate\x18\n \x01(\x08\x12\x19\n\x11ineligible_reason\x18\x0b \x01(\t\x12%\n\x06recent\x18\x0c \x03(\x0b\x32\x15.radixfleet.v1.Recent\"\"\n\x0fRegisterRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"!\n\x10RegisterResponse\x12\r\n\x05\x61\x64\x64\x65\x64\x18\x01 \x01(\x08\"I\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x14\n\x07grace_s\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"(\n\x13ResumeWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\"\n\rRemoveRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\"\x10\n\x0eRemoveResponse2\xf0\x04\n\x05\x46leet\x12\x42\n\x05Route\x12\x1b.radixfleet.v1.RouteRequest\x1a\x1c.radixfleet.v1.RouteResponse\x12X\n\x0bRouteStream\x12!.radixfleet.v1.RouteStreamRequest\x1a\".radixfleet.v1.RouteStreamResponse(\x01\x30\x01\x12H\n\x07\x45xplain\x12\x1d.radixfleet.v1.ExplainRequest\x1a\x1e.radixfleet.v1.ExplainResponse\x12T\n\x0bListWorkers\x12!.radixfleet.v1.ListWorkersRequest\x1a\".radixfleet.v1.ListWorkersResponse\x12K\n\x08Register\x12\x1e.radixfleet.v1.RegisterRequest\x1a\x1f.radixfleet.v1.RegisterResponse\x12H\n\x05\x44rain\x12!.radixfleet.v1.DrainWorkerRequest\x1a\x1c.radixfleet.v1.DrainResponse\x12K\n\x06Resume\x12\".radixfleet.v1.ResumeWorkerRequest\x1a\x1d.radixfleet.v1.ResumeResponse\x12\x45\n\x06Remove\x12\x1c.radixfleet.v1.RemoveRequest\x1a\x1d.radixfleet.v1.RemoveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,36 +37,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTEREQUEST']._serialized_end=166
   _globals['_ROUTERESPONSE']._serialized_start=169
   _globals['_ROUTERESPONSE']._serialized_end=347
-  _globals['_EXPLAINREQUEST']._serialized_start=349
-  _globals['_EXPLAINREQUEST']._serialized_end=414
-  _globals['_EXPLAINRESPONSE']._serialized_start=417
-  _globals['_EXPLAINRESPONSE']._serialized_end=577
-  _globals['_CANDIDATE']._serialized_start=580
-  _globals['_CANDIDATE']._serialized_end=841
-  _globals['_LISTWORKERSREQUEST']._serialized_start=843
-  _globals['_LISTWORKERSREQUEST']._serialized_end=863
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=865
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=973
-  _globals['_FLEETSTATE']._serialized_start=976
-  _globals['_FLEETSTATE']._serialized_end=1154
-  _globals['_RECENT']._serialized_start=1156
-  _globals['_RECENT']._serialized_end=1272
-  _globals['_PROMPTTOKENS']._serialized_start=1274
-  _globals['_PROMPTTOKENS']._serialized_end=1379
-  _globals['_WORKERENTRY']._serialized_start=1382
-  _globals['_WORKERENTRY']._serialized_end=1736
-  _globals['_REGISTERREQUEST']._serialized_start=1738
-  _globals['_REGISTERREQUEST']._serialized_end=1772
-  _globals['_REGISTERRESPONSE']._serialized_start=1774
-  _globals['_REGISTERRESPONSE']._serialized_end=1807
-  _globals['_DRAINWORKERREQUEST']._serialized_start=1809
-  _globals['_DRAINWORKERREQUEST']._serialized_end=1882
-  _globals['_RESUMEWORKERREQUEST']._serialized_start=1884
-  _globals['_RESUMEWORKERREQUEST']._serialized_end=1924
-  _globals['_REMOVEREQUEST']._serialized_start=1926
-  _globals['_REMOVEREQUEST']._serialized_end=1960
-  _globals['_REMOVERESPONSE']._serialized_start=1962
-  _globals['_REMOVERESPONSE']._serialized_end=1978
-  _globals['_FLEET']._serialized_start=1981
-  _globals['_FLEET']._serialized_end=2515
+  _globals['_ROUTESTREAMREQUEST']._serialized_start=350
+  _globals['_ROUTESTREAMREQUEST']._serialized_end=486
+  _globals['_ROUTEASK']._serialized_start=488
+  _globals['_ROUTEASK']._serialized_end=601
+  _globals['_LEASEEND']._serialized_start=603
+  _globals['_LEASEEND']._serialized_end=677
+  _globals['_ROUTESTREAMRESPONSE']._serialized_start=679
+  _globals['_ROUTESTREAMRESPONSE']._serialized_end=745
+  _globals['_ROUTEANSWER']._serialized_start=747
+  _globals['_ROUTEANSWER']._serialized_end=852
+  _globals['_EXPLAINREQUEST']._serialized_start=854
+  _globals['_EXPLAINREQUEST']._serialized_end=919
+  _globals['_EXPLAINRESPONSE']._serialized_start=922
+  _globals['_EXPLAINRESPONSE']._serialized_end=1082
+  _globals['_CANDIDATE']._serialized_start=1085
+  _globals['_CANDIDATE']._serialized_end=1346
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1348
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1368
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1370
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1478
+  _globals['_FLEETSTATE']._serialized_start=1481
+  _globals['_FLEETSTATE']._serialized_end=1659
+  _globals['_RECENT']._serialized_start=1661
+  _globals['_RECENT']._serialized_end=1777
+  _globals['_PROMPTTOKENS']._serialized_start=1779
+  _globals['_PROMPTTOKENS']._serialized_end=1884
+  _globals['_WORKERENTRY']._serialized_start=1887
+  _globals['_WORKERENTRY']._serialized_end=2241
+  _globals['_REGISTERREQUEST']._serialized_start=2243
+  _globals['_REGISTERREQUEST']._serialized_end=2277
+  _globals['_REGISTERRESPONSE']._serialized_start=2279
+  _globals['_REGISTERRESPONSE']._serialized_end=2312
+  _globals['_DRAINWORKERREQUEST']._serialized_start=2314
+  _globals['_DRAINWORKERREQUEST']._serialized_end=2387
+  _globals['_RESUMEWORKERREQUEST']._serialized_start=2389
+  _globals['_RESUMEWORKERREQUEST']._serialized_end=2429
+  _globals['_REMOVEREQUEST']._serialized_start=2431
+  _globals['_REMOVEREQUEST']._serialized_end=2465
+  _globals['_REMOVERESPONSE']._serialized_start=2467
+  _globals['_REMOVERESPONSE']._serialized_end=2483
+  _globals['_FLEET']._serialized_start=2486
+  _globals['_FLEET']._serialized_end=3110
 # @@protoc_insertion_point(module_scope)

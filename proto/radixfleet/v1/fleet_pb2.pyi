@@ -81,6 +81,149 @@ class RouteResponse(_message.Message):
 Global___RouteResponse: _TypeAlias = RouteResponse  # noqa: Y015
 
 @_typing.final
+class RouteStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASKS_FIELD_NUMBER: _builtins.int
+    CANCELS_FIELD_NUMBER: _builtins.int
+    ENDS_FIELD_NUMBER: _builtins.int
+    KEEP_LEASES_FIELD_NUMBER: _builtins.int
+    keep_leases: _builtins.bool
+    """From here on, the end of the stream ends no lease: they expire as those of Route do."""
+    @_builtins.property
+    def asks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteAsk]: ...
+    @_builtins.property
+    def cancels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Numbers of asks whose answers nobody waits for any more. One that is on its way may still come: end its lease."""
+
+    @_builtins.property
+    def ends(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseEnd]: ...
+    def __init__(
+        self,
+        *,
+        asks: _abc.Iterable[Global___RouteAsk] | None = ...,
+        cancels: _abc.Iterable[_builtins.int] | None = ...,
+        ends: _abc.Iterable[Global___LeaseEnd] | None = ...,
+        keep_leases: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "cancels", b"cancels", "ends", b"ends", "keep_leases", b"keep_leases"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteStreamRequest: _TypeAlias = RouteStreamRequest  # noqa: Y015
+
+@_typing.final
+class RouteAsk(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """The client's number for the request, used once on a stream."""
+    timeout_s: _builtins.float
+    """How long the client waits for the answer; unset: for ever."""
+    @_builtins.property
+    def request(self) -> _inference_pb2.GenerateRequest: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        request: _inference_pb2.GenerateRequest | None = ...,
+        timeout_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "request", b"request", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "number", b"number", "request", b"request", "timeout_s", b"timeout_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
+    _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
+
+Global___RouteAsk: _TypeAlias = RouteAsk  # noqa: Y015
+
+@_typing.final
+class LeaseEnd(_message.Message):
+    """A lease that was booked on this stream is over, as its client knows before the worker tells. Others are left alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_ID_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    lease_id: _builtins.str
+    cached_tokens: _builtins.int
+    """The request ran, and its worker found so many tokens of the prompt cached. Unset: it was, or will be, never sent."""
+    def __init__(
+        self,
+        *,
+        lease_id: _builtins.str = ...,
+        cached_tokens: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "lease_id", b"lease_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
+    _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_tokens) -> _WhichOneofReturnType__cached_tokens | None: ...
+
+Global___LeaseEnd: _TypeAlias = LeaseEnd  # noqa: Y015
+
+@_typing.final
+class RouteStreamResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouteAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___RouteAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouteStreamResponse: _TypeAlias = RouteStreamResponse  # noqa: Y015
+
+@_typing.final
+class RouteAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Of the ask."""
+    status: _builtins.bytes
+    """The request failed: a google.rpc.Status, with the details that Route's status would have."""
+    @_builtins.property
+    def route(self) -> Global___RouteResponse:
+        """As of Route, but without token_ids where the client gave the prompt as token ids: it has them."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        route: Global___RouteResponse | None = ...,
+        status: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "route", b"route", "status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "outcome", b"outcome", "route", b"route", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["route", "status"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___RouteAnswer: _TypeAlias = RouteAnswer  # noqa: Y015
+
+@_typing.final
 class ExplainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

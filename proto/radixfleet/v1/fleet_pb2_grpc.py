@@ -40,6 +40,11 @@ class FleetStub:
                 request_serializer=radixfleet_dot_v1_dot_fleet__pb2.RouteRequest.SerializeToString,
                 response_deserializer=radixfleet_dot_v1_dot_fleet__pb2.RouteResponse.FromString,
                 _registered_method=True)
+        self.RouteStream = channel.stream_stream(
+                '/radixfleet.v1.Fleet/RouteStream',
+                request_serializer=radixfleet_dot_v1_dot_fleet__pb2.RouteStreamRequest.SerializeToString,
+                response_deserializer=radixfleet_dot_v1_dot_fleet__pb2.RouteStreamResponse.FromString,
+                _registered_method=True)
         self.Explain = channel.unary_unary(
                 '/radixfleet.v1.Fleet/Explain',
                 request_serializer=radixfleet_dot_v1_dot_fleet__pb2.ExplainRequest.SerializeToString,
@@ -79,6 +84,19 @@ class FleetServicer:
         """Look-aside routing: chooses a worker and books the request there, and leaves the streaming to the client, which calls
         Inference.Generate at the returned address with the returned token ids and lease_id. A lease that the worker never
         reports on expires.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RouteStream(self, request_iterator, context):
+        """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
+        many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
+        what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+
+        When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
+        booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.
+        One that ends its stream and goes on with its requests says keep_leases before.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -132,6 +150,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Route,
                     request_deserializer=radixfleet_dot_v1_dot_fleet__pb2.RouteRequest.FromString,
                     response_serializer=radixfleet_dot_v1_dot_fleet__pb2.RouteResponse.SerializeToString,
+            ),
+            'RouteStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.RouteStream,
+                    request_deserializer=radixfleet_dot_v1_dot_fleet__pb2.RouteStreamRequest.FromString,
+                    response_serializer=radixfleet_dot_v1_dot_fleet__pb2.RouteStreamResponse.SerializeToString,
             ),
             'Explain': grpc.unary_unary_rpc_method_handler(
                     servicer.Explain,
@@ -191,6 +214,33 @@ class Fleet:
             '/radixfleet.v1.Fleet/Route',
             radixfleet_dot_v1_dot_fleet__pb2.RouteRequest.SerializeToString,
             radixfleet_dot_v1_dot_fleet__pb2.RouteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RouteStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/radixfleet.v1.Fleet/RouteStream',
+            radixfleet_dot_v1_dot_fleet__pb2.RouteStreamRequest.SerializeToString,
+            radixfleet_dot_v1_dot_fleet__pb2.RouteStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,15 @@ class FleetStub:
     Inference.Generate at the returned address with the returned token ids and lease_id. A lease that the worker never
     reports on expires.
     """
+    RouteStream: _grpc.StreamStreamMultiCallable[_fleet_pb2.RouteStreamRequest, _fleet_pb2.RouteStreamResponse]
+    """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
+    many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
+    what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+
+    When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
+    booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.
+    One that ends its stream and goes on with its requests says keep_leases before.
+    """
     Explain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]
     """Dry run: where the prompt would go now, what each worker would cost, and why. Books nothing."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListWorkersRequest, _fleet_pb2.ListWorkersResponse]
@@ -56,6 +65,15 @@ class FleetAsyncStub(FleetStub):
     """Look-aside routing: chooses a worker and books the request there, and leaves the streaming to the client, which calls
     Inference.Generate at the returned address with the returned token ids and lease_id. A lease that the worker never
     reports on expires.
+    """
+    RouteStream: _aio.StreamStreamMultiCallable[_fleet_pb2.RouteStreamRequest, _fleet_pb2.RouteStreamResponse]  # type: ignore[assignment]
+    """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
+    many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
+    what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+
+    When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
+    booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.
+    One that ends its stream and goes on with its requests says keep_leases before.
     """
     Explain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]  # type: ignore[assignment]
     """Dry run: where the prompt would go now, what each worker would cost, and why. Books nothing."""
@@ -79,6 +97,21 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         """Look-aside routing: chooses a worker and books the request there, and leaves the streaming to the client, which calls
         Inference.Generate at the returned address with the returned token ids and lease_id. A lease that the worker never
         reports on expires.
+        """
+
+    @_abc_1.abstractmethod
+    def RouteStream(
+        self,
+        request_iterator: _MaybeAsyncIterator[_fleet_pb2.RouteStreamRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_fleet_pb2.RouteStreamResponse], _abc.AsyncIterator[_fleet_pb2.RouteStreamResponse]]:
+        """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
+        many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
+        what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+
+        When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
+        booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.
+        One that ends its stream and goes on with its requests says keep_leases before.
         """
 
     @_abc_1.abstractmethod

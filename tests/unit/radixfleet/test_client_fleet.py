@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import asynccontextmanager
 
+import grpc
 import pytest
 
 from radixfleet.answers import event
@@ -55,18 +56,31 @@ DECISION = inference_pb2.RouteDecision(
     policy="p", reason="r", predicted_cached_tokens=64, retries=1, reachable_cached_tokens=65
 )
 
+ROUTED = fleet_pb2.RouteResponse(
+    worker_id="w1", address="h:1", lease_id="l", token_ids={"ids": [1, 2]}, decision=DECISION, lease_s=2.5
+)
+
 
 class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
     """Answers with the messages above and remembers what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, knows_streams: bool = True) -> None:
         self.requests: list[object] = []
+        self.knows_streams = knows_streams
 
     async def Route(self, request, context):
         self.requests.append(request)
-        return fleet_pb2.RouteResponse(
-            worker_id="w1", address="h:1", lease_id="l", token_ids={"ids": [1, 2]}, decision=DECISION, lease_s=2.5
-        )
+        return ROUTED
+
+    async def RouteStream(self, request_iterator, context):
+        if not self.knows_streams:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        async for message in request_iterator:
+            for ask in message.asks:
+                self.requests.append(ask)
+                answer = fleet_pb2.RouteAnswer(number=ask.number, route=ROUTED)
+                answer.route.ClearField("token_ids")  # the client has them
+                yield fleet_pb2.RouteStreamResponse(answers=[answer])
 
     async def Explain(self, request, context):
         self.requests.append(request)
@@ -102,8 +116,8 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
 
 
 @asynccontextmanager
-async def connected():
-    fleet = FakeFleet()
+async def connected(*, knows_streams: bool = True):
+    fleet = FakeFleet(knows_streams=knows_streams)
     server, _ = await make_server(["radixfleet.v1.Fleet", "radixfleet.v1.Worker"])
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     worker_pb2_grpc.add_WorkerServicer_to_server(fleet, server)
@@ -161,8 +175,9 @@ async def test_workers_as_the_router_sees_them():
     assert (second.address, second.connected) == ("h:2", False)
 
 
-async def test_explain_and_route():
-    async with connected() as (client, fleet):
+@pytest.mark.parametrize("knows_streams", [True, False])
+async def test_explain_and_route(knows_streams):
+    async with connected(knows_streams=knows_streams) as (client, fleet):
         explanation = await client.explain("hi", cache_salt="s")
         route = await client.route([1, 2], max_new_tokens=3)
     assert (explanation.policy, explanation.worker_id, explanation.reason) == ("p", "w1", "r")

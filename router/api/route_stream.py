@@ -1,0 +1,195 @@
+"""One stream of `Fleet.RouteStream`: the requests of a client that streams from the workers itself.
+
+    message of the client --> _take: each ask is routed at once, or by a task of its own --> _answers
+    _answers --> _flush: messages, each with all that is ready
+
+A call of gRPC costs the router some 140 us of CPU; a message of a stream costs 20, for all that is in it. Most asks
+are answered in the turn of the event loop that reads them, so what came in one message goes out in one. A client that
+does not read its answers is not read from while `MOST_OPEN` of them are open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, TypeAlias
+
+import grpc.aio
+import structlog
+
+from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, RadixfleetError
+from radixfleet.status import status_from_error
+from radixfleet.v1 import fleet_pb2
+from router.api.routing import Answer, Deadline, Routing
+from router.dispatch.lookaside import Owner
+
+MOST_OPEN = 1024
+"""Asks of one stream that have come and are not answered yet."""
+_MESSAGE_BYTES = 1024**2
+"""A message is sent when it has so many; an answer that is larger goes alone."""
+
+Write: TypeAlias = Callable[[fleet_pb2.RouteStreamResponse], Awaitable[None]]
+Visit: TypeAlias = Callable[[], AbstractContextManager[None]]
+
+_log = structlog.get_logger("radixfleet.router.routing")
+
+
+class RouteStream:
+    """See the module. On the event loop only."""
+
+    def __init__(self, routing: Routing, write: Write, visit: Visit | None = None) -> None:
+        """`visit` counts one request against its client's limits, and raises Overloaded; None: there are none."""
+        self._routing = routing
+        self._write = write
+        self._visit = visit
+        self._leases: Owner = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._answers: list[fleet_pb2.RouteAnswer] = []
+        self._writer: asyncio.Task[None] | None = None
+        """Writes what was not ready when its ask was read."""
+        self._is_writing = False
+        self._num_open = 0
+        self._keeps_leases = False
+        self._closed_some = asyncio.Event()
+
+    async def serve(self, messages: AsyncIterator[fleet_pb2.RouteStreamRequest]) -> None:
+        """Until the client ends its side and has every answer, or breaks off, which may look the same for a while."""
+        try:
+            async for message in messages:
+                self._take(message)
+                if self._answers and not self._is_writing:
+                    await self._flush()
+                await self._until_open(MOST_OPEN - 1)
+            await self._until_open(0)
+        except (grpc.aio.UsageError, grpc.aio.InternalError):
+            pass  # what gRPC calls a client that breaks off
+        finally:
+            await self._end()
+
+    async def _until_open(self, most: int) -> None:
+        while self._num_open > most:
+            self._closed_some.clear()
+            await self._closed_some.wait()
+
+    async def _end(self) -> None:
+        tasks = [*self._tasks.values(), *([self._writer] if self._writer is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._keeps_leases:
+            self._routing.look_aside.leave(self._leases)
+
+    def _take(self, message: fleet_pb2.RouteStreamRequest) -> None:
+        self._keeps_leases |= message.keep_leases
+        for end in message.ends:
+            if end.lease_id in self._leases:
+                cached_tokens = end.cached_tokens if end.HasField("cached_tokens") else None
+                self._routing.look_aside.end(end.lease_id, cached_tokens)
+        for ask in message.asks:
+            self._num_open += 1
+            try:
+                self._begin(ask)
+            except Exception as error:  # noqa: BLE001  the edge: every error becomes a status
+                self._fail(ask.number, error)
+        for number in message.cancels:
+            task = self._tasks.get(number)
+            if task is not None:
+                task.cancel()
+
+    def _begin(self, ask: fleet_pb2.RouteAsk) -> None:
+        """Answer it, or start a task that will."""
+        number = ask.number
+        if number in self._tasks:
+            raise InvalidRequest(f"number {number} is that of another ask, which is not answered yet", field="number")
+        deadline = _deadline(ask)
+        with ExitStack() as visit:
+            if self._visit is not None:
+                visit.enter_context(self._visit())
+            answer = self._routing.begin(ask.request, deadline, self._leases)
+            if isinstance(answer, Answer):
+                self._answers.append(fleet_pb2.RouteAnswer(number=number, route=answer))
+                return
+            task = self._tasks[number] = asyncio.create_task(self._wait(number, answer, deadline))
+            visit.callback(self._waited, number)
+            ended = visit.pop_all()
+            task.add_done_callback(lambda _: ended.close())
+
+    async def _wait(self, number: int, answer: Callable[[], Coroutine[Any, Any, Answer]], deadline: Deadline) -> None:
+        try:
+            async with asyncio.timeout(deadline()):
+                found = await answer()
+            self._answers.append(fleet_pb2.RouteAnswer(number=number, route=found))
+        except TimeoutError:
+            self._fail(number, DeadlineExceeded("the deadline passed before a worker was chosen"))
+        except asyncio.CancelledError:
+            self._close(1)
+            raise
+        except Exception as error:  # noqa: BLE001  the edge: every error becomes a status
+            self._fail(number, error)
+
+    def _waited(self, number: int) -> None:
+        del self._tasks[number]
+        if self._answers and not self._is_writing and (self._writer is None or self._writer.done()):
+            self._writer = asyncio.create_task(self._flush())
+
+    def _fail(self, number: int, error: Exception) -> None:
+        if not isinstance(error, RadixfleetError):
+            incident = secrets.token_hex(4)
+            _log.error("routing failed by a fault of ours", incident=incident, exc_info=error)
+            error = InternalError(f"internal error (incident {incident} in the server's log)")
+        status = status_from_error(error).SerializeToString()
+        self._answers.append(fleet_pb2.RouteAnswer(number=number, status=status))
+
+    async def _flush(self) -> None:
+        """Write all that is ready, and what gets ready meanwhile."""
+        if self._is_writing:
+            return
+        self._is_writing = True
+        try:
+            while self._answers:
+                ready, self._answers = self._answers, []
+                for message in _messages(ready):
+                    await self._write(message)
+                    self._close(len(message.answers))
+        finally:
+            self._is_writing = False
+
+    def _close(self, count: int) -> None:
+        self._num_open -= count
+        self._closed_some.set()
+
+
+def _deadline(ask: fleet_pb2.RouteAsk) -> Deadline:
+    """Counts from now. Raises InvalidRequest, or DeadlineExceeded where there is nothing to count."""
+    if not ask.HasField("timeout_s"):
+        return _forever
+    timeout_s = ask.timeout_s
+    if math.isnan(timeout_s):
+        raise InvalidRequest("timeout_s is not a number", field="timeout_s")
+    if timeout_s <= 0:
+        raise DeadlineExceeded("the deadline passed before a worker was chosen")
+    time_s = asyncio.get_running_loop().time
+    ends_at_s = time_s() + timeout_s
+    return lambda: ends_at_s - time_s()
+
+
+def _forever() -> None:
+    """No deadline."""
+
+
+def _messages(answers: list[fleet_pb2.RouteAnswer]) -> list[fleet_pb2.RouteStreamResponse]:
+    """All of them, in messages of bounded size."""
+    if len(answers) == 1:
+        return [fleet_pb2.RouteStreamResponse(answers=answers)]
+    messages, begin, size = [], 0, 0
+    for index, answer in enumerate(answers):
+        answer_bytes = answer.ByteSize()
+        if size and size + answer_bytes > _MESSAGE_BYTES:
+            messages.append(fleet_pb2.RouteStreamResponse(answers=answers[begin:index]))
+            begin, size = index, 0
+        size += answer_bytes
+    messages.append(fleet_pb2.RouteStreamResponse(answers=answers[begin:]))
+    return messages
