@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
-from deploy.fleet.spec import EXAMPLE, read_spec
+from deploy.fleet.spec import EXAMPLE, check_for_ray, read_spec
+from deploy.fleet.tables import members_table, models_table, notes
 from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.progress import Progress
@@ -76,7 +77,7 @@ def apply(file: Path, address: str, timeout_s: float, *, wait: bool) -> int:
     radixfleet fleet apply fleet.yaml
     radixfleet fleet apply fleet.yaml --no-wait       # return at once; the supervisor goes on
     """
-    read_spec(file)
+    check_for_ray(read_spec(file), str(file))
     from deploy.fleet.cluster import Cluster, connected
 
     console = Console(stderr=True, highlight=False)
@@ -236,11 +237,10 @@ def _await(cluster: Any, progress: Progress, timeout_s: float, is_done: Settled)
         status = cluster.status()
         if is_done(status):
             return True
-        for member in status["members"]:
-            trouble = f"{member['name']}: {member['message']}\n"
-            if member["message"] and trouble not in told:
-                told.add(trouble)
-                progress(trouble)
+        for note in notes(status):
+            if note not in told:
+                told.add(note)
+                progress(f"{note}\n")
         if time.monotonic() >= deadline_s:
             return False
         progress(_summary(status))
@@ -257,18 +257,16 @@ def _summary(status: dict[str, Any]) -> str:
 
 def _late(console: Console, status: dict[str, Any], timeout_s: float) -> int:
     console.print(f"not done after {timeout_s:.0f} s; the supervisor goes on: radixfleet fleet status", style="yellow")
-    for member in status["members"]:
-        if member["message"]:
-            console.print(f"{member['name']}: {member['message']}", markup=False, soft_wrap=True)
+    for note in notes(status):
+        console.print(note, markup=False, soft_wrap=True)
     return _FAILED
 
 
 def _print(status: dict[str, Any]) -> None:
-    from deploy.fleet.tables import members_table, models_table, notes
 
     console = Console(highlight=False)
     console.print(models_table(status))
     console.print()
     console.print(members_table(status))
     for note in notes(status):
-        console.print(f"\n[yellow]{note}[/yellow]", soft_wrap=True)
+        console.print(f"\n{note}", style="yellow", markup=False, soft_wrap=True)

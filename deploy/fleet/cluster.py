@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from deploy.fleet.ray_store import RayStore
 from deploy.fleet.spec import HEAD, NAMESPACE, SUPERVISOR
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
+from radixfleet.settings import SettingsError
 
 _ORDER_S = 120.0
 """A supervisor that is being started has much to import, on a machine that may be busy with the workers it starts."""
 _RETRY_S = 0.5
+_REACH_S = 5.0
+"""A head that does not answer for so long is not there; Ray itself would try for minutes."""
 
 Status = dict[str, Any]
 
@@ -26,19 +32,35 @@ Status = dict[str, Any]
 def connected(address: str) -> Iterator[None]:
     """Joins the Ray cluster while the block lasts. `address`: host:port of its head, or "auto": this machine's.
 
+    What raylets have to say of their own is left out: Ray prints it to stdout, where scripts read what we say.
     Raises Unavailable.
     """
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        try:
+            _reach(address)
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RayError, RuntimeError, ValueError) as error:
+            raise Unavailable(
+                f"no Ray cluster is reached at {address}: {_first_line(error)}. Start one on this machine: "
+                "ray start --head --resources='{\"worker_slot\": 2}'"
+            ) from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Raises OSError when nothing listens where the head should."""
+    place = canonicalize_bootstrap_address(address)
+    if place is None:  # none is known: Ray says so itself, at once
+        return
+    host, _, port = place.rpartition(":")
     try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RayError, RuntimeError, ValueError) as error:
-        raise Unavailable(
-            f"no Ray cluster is reached at {address}: {_first_line(error)}. Start one on this machine: "
-            "ray start --head --resources='{\"worker_slot\": 2}'"
-        ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+    except OSError as error:
+        raise OSError(f"nothing answers at {place} ({error.strerror or error})") from error
 
 
 class Cluster:
@@ -75,7 +97,7 @@ class Cluster:
         return {**status, "nodes": [_node(node, status) for node in ray.nodes()]}
 
     def order(self, method: str, *arguments: object, **options: object) -> Any:
-        """One call of the supervisor. Waits while it is being restarted. Raises RadixfleetError."""
+        """One call of the supervisor. Waits while it is being restarted. Raises RadixfleetError and SettingsError."""
         deadline_s = time.monotonic() + _ORDER_S
         while True:
             left_s = max(0.1, deadline_s - time.monotonic())
@@ -88,7 +110,7 @@ class Cluster:
             except GetTimeoutError as error:
                 raise DeadlineExceeded(f"the supervisor did not answer within {_ORDER_S:.0f} s: {_why()}") from error
             except RayTaskError as error:
-                if isinstance(error.cause, RadixfleetError):
+                if isinstance(error.cause, RadixfleetError | SettingsError):
                     raise error.cause from error
                 raise
 

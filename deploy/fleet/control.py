@@ -17,11 +17,12 @@ from deploy.fleet import status
 from deploy.fleet.books import Books, Record, Store, load_books, save_books
 from deploy.fleet.reconcile import Action, Drain, Member, Remove, Restart, Start, reconcile
 from deploy.fleet.scaling import Limits, Scaling, WorkerLoad
-from deploy.fleet.spec import ROUTER_GROUP, FleetSpec, Resources, parse_spec
+from deploy.fleet.spec import MAX_WORKERS, ROUTER_GROUP, FleetSpec, Resources, parse_spec
 from deploy.fleet.watch import Watch
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, UnknownWorker
 from radixfleet.membership import MemberReport
+from radixfleet.settings import SettingsError
 
 PERIOD_S = 1.0
 _FIRST_SIGHT_S = 5.0
@@ -40,7 +41,14 @@ class Hosting(Protocol):
     async def start(
         self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Resources, avoid: Sequence[str]
     ) -> None:
-        """Make a member; it may have to wait for a place. `avoid`: nodes on which it must not be."""
+        """Make a member; it may have to wait for a place. `avoid`: nodes on which it must not be.
+
+        Raises InvalidRequest when there can be no such member.
+        """
+        ...
+
+    async def nodes(self) -> set[str]:
+        """Ids of those that are there now."""
         ...
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
@@ -66,6 +74,9 @@ class Control:
         self._period_s = period_s
         self._books = Books()
         self._spec: FleetSpec | None = None
+        self._trouble = ""
+        """Why the fleet is left as it is; empty: it is not."""
+        self._saving = asyncio.Lock()
         self._scaling: dict[str, Scaling] = {}
         self._watches: dict[str, Watch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -84,7 +95,7 @@ class Control:
     async def run(self) -> None:
         """Until cancelled."""
         self._books = await asyncio.to_thread(load_books, self._store)
-        self._spec = self._books.spec()
+        self._read_spec()
         self._scaling = {model: Scaling(count) for model, count in self._books.counts.items()}
         for name in self._books.members:
             self._follow(self._new_watch(name))
@@ -102,6 +113,14 @@ class Control:
             except TimeoutError:
                 continue
 
+    def _read_spec(self) -> None:
+        """An earlier version may have taken what this one refuses: then nothing is touched until an order comes."""
+        try:
+            self._spec = self._books.spec()
+        except SettingsError as error:
+            self._trouble = f"the fleet is left as it is, for its file is refused; apply another: {error}"
+            _log.error("the file in the books is refused", why=str(error))
+
     async def _first_sight(self) -> None:
         """Members that an earlier supervisor made are not taken for new ones: hear first how they are."""
         with suppress(TimeoutError):
@@ -110,6 +129,8 @@ class Control:
                     await watch.seen.wait()
 
     async def _turn(self) -> None:
+        if self._trouble:
+            return
         self._scale_by_load()
         for action in reconcile(self._books.wanted(self._spec), self._members()):
             _log.info("action", what=type(action).__name__.lower(), member=action.name, why=getattr(action, "why", ""))
@@ -146,7 +167,11 @@ class Control:
         watch = self._new_watch(name)
         await self._save()
         avoid = sorted(self._books.cordoned)
-        await self._hosting.start(name, router=router, settings=settings, resources=resources, avoid=avoid)
+        try:
+            await self._hosting.start(name, router=router, settings=settings, resources=resources, avoid=avoid)
+        except InvalidRequest as error:  # whoever asks for it hears that it is gone; one made anew may be possible
+            _log.error("no such member can be", member=name, why=str(error))
+            watch.failure = str(error)
         self._follow(watch)
 
     async def _remove(self, name: str) -> None:
@@ -194,7 +219,8 @@ class Control:
         return addresses
 
     async def _save(self) -> None:
-        await asyncio.to_thread(save_books, self._store, self._books)
+        async with self._saving:  # what is written last is what was true last
+            await asyncio.to_thread(save_books, self._store, self._books)
 
     # Scaling.
 
@@ -245,7 +271,7 @@ class Control:
         """Want what a fleet.yaml says. Raises SettingsError."""
         await self._loaded.wait()
         spec = parse_spec(text)
-        self._spec = spec
+        self._spec, self._trouble = spec, ""
         books = self._books
         books.spec_text = text
         books.bounds = {model: (parts.workers.min, parts.workers.max) for model, parts in spec.models.items()}
@@ -262,6 +288,8 @@ class Control:
             raise InvalidRequest(f"no model is called {model!r}: there are {', '.join(self._books.bounds) or 'none'}")
         if not 0 <= low <= high or (high and not low):
             raise InvalidRequest(f"must be a number of workers, or 1 <= min <= max; got {low} and {high}")
+        if high > MAX_WORKERS:
+            raise InvalidRequest(f"a model has at most {MAX_WORKERS:,} workers; got {high:,}")
         self._books.bounds[model] = (low, high)
         await self._ordered()
 
@@ -284,7 +312,8 @@ class Control:
             self._books.cordoned.discard(node_id)
             names = []
         else:
-            self._books.cordoned.add(node_id)
+            # Those that have left do not come back under their ids, and would be avoided for ever.
+            self._books.cordoned = {*(self._books.cordoned & await self._hosting.nodes()), node_id}
             names = [name for name in self._books.members if self._is_worker_on(name, node_id)]
             self._books.leaving.update(names)
         await self._ordered()
@@ -294,7 +323,7 @@ class Control:
         """Want no fleet: workers leave, then routers. Without `drain` all at once."""
         await self._loaded.wait()
         self._books.spec_text = ""
-        self._spec = None
+        self._spec, self._trouble = None, ""
         self._books.bounds, self._books.counts, self._books.cordoned = {}, {}, set()
         await self._ordered()
         if not drain:
@@ -305,7 +334,7 @@ class Control:
     async def status(self) -> dict[str, Any]:
         """For people and programs: see `deploy.fleet.status`."""
         await self._loaded.wait()
-        return status.describe(self._books, self._watches, self._spec, self.queued())
+        return {**status.describe(self._books, self._watches, self._spec, self.queued()), "trouble": self._trouble}
 
     def _is_worker_on(self, name: str, node_id: str) -> bool:
         report = self._watches[name].report

@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from deploy.fleet.spec import NAMESPACE, SUPERVISOR, Resources
 from deploy.fleet.watch import MemberGone, MemberLost
+from radixfleet.errors import InvalidRequest
 from radixfleet.membership import WORKER_SLOT, MemberReport
 from router.ray_actor import RouterActor
 from worker.ray_actor import WorkerActor
@@ -38,11 +39,18 @@ class RayHosting:
     async def start(
         self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Resources, avoid: Sequence[str]
     ) -> None:
-        """Returns at once, whether or not there is a place."""
+        """Returns at once, whether or not there is a place. Raises InvalidRequest for resources that Ray refuses."""
         kind: type[Any] = RouterActor if router else WorkerActor
         arguments = (name, settings) if router else (name, settings, resources.get(WORKER_SLOT, 0.0))
-        actor = ray.remote(kind).options(**actor_options(name, resources, avoid))
-        self._handles[name] = await asyncio.to_thread(actor.remote, *arguments)
+        try:
+            actor = ray.remote(kind).options(**actor_options(name, resources, avoid))
+            self._handles[name] = await asyncio.to_thread(actor.remote, *arguments)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"Ray refuses an actor with resources {dict(resources)}: {error}") from error
+
+    async def nodes(self) -> set[str]:
+        """Of the Ray cluster."""
+        return {node["NodeID"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]}
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
         """One actor call, which waits as long as the actor does."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from radixfleet.membership import WORKER_SLOT
 from radixfleet.settings import SettingsError, check, complaint, nearest
@@ -31,9 +31,16 @@ SUPERVISOR = "supervisor"
 _PORT_STEP = 10
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _FLEET_DECIDES = frozenset({"worker_id", "routers", "address_file", "advertise_address", "served_model_name"})
-_MAX_WORKERS = 10_000
+MAX_WORKERS = 10_000
 
-Resources: TypeAlias = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]]
+
+def _divisible(amount: float) -> float:
+    if amount > 1 and not amount.is_integer():
+        raise ValueError("must be a whole number, or a part of one: Ray shares out no 1.5 of anything")
+    return amount
+
+
+Resources: TypeAlias = dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_divisible)]]
 
 EXAMPLE = (Path(__file__).parent / "example.yaml").read_text(encoding="utf-8")
 """A fleet.yaml with a comment on every key."""
@@ -52,8 +59,8 @@ def _bounds(value: object) -> object:
 class Bounds(_Part):
     """How many workers; between the two the load decides."""
 
-    min: int = Field(ge=0, le=_MAX_WORKERS)
-    max: int = Field(ge=0, le=_MAX_WORKERS)
+    min: int = Field(ge=0, le=MAX_WORKERS)
+    max: int = Field(ge=0, le=MAX_WORKERS)
 
     @model_validator(mode="after")
     def _ordered(self) -> Bounds:
@@ -113,7 +120,7 @@ class FleetSpec(_Part):
         """Of router `index`: as in the file, but each further router has its ports 10 higher."""
         settings = dict(self.routers.settings)
         for name, field in RouterSettings.model_fields.items():
-            if name == "port" or name.endswith("_port"):
+            if _is_port(name):
                 port = settings.get(name, field.default)
                 if int(port) > 0:  # 0: any free one; below: none
                     settings[name] = int(port) + _PORT_STEP * index
@@ -132,13 +139,27 @@ class FleetSpec(_Part):
         return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=6).hexdigest()
 
 
+class _OnceOnly(yaml.SafeLoader):
+    """Takes no key twice: YAML's own loader would drop the first one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002  its signature
+        """Raises YAMLError."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"{key.value} is there twice", key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 SpecT = TypeVar("SpecT", bound=BaseModel)
 
 
 def parse_spec(text: str, origin: str = "fleet.yaml") -> FleetSpec:
     """The fleet that a YAML text describes. Raises SettingsError with a line for each fault that says what to do."""
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _OnceOnly)  # noqa: S506  a SafeLoader
     except yaml.YAMLError as error:
         raise SettingsError(f"{origin} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
@@ -165,6 +186,24 @@ def read_spec(path: Path) -> FleetSpec:
         raise SettingsError(f"cannot read {path}: {error}") from None
 
 
+def check_for_ray(spec: FleetSpec, origin: str) -> None:
+    """What only matters on a cluster. Raises SettingsError."""
+    if spec.routers.settings.get("processes", 1) != 1:
+        raise SettingsError(
+            f"processes in routers.settings of {origin} is of no use on Ray: give the fleet routers.count"
+        )
+    users: dict[int, str] = {}
+    for index in range(spec.routers.count):
+        for name, port in _ports(spec.router_settings(index)):
+            user = f"{name} of router-{index}"
+            if port in users:
+                step = f": each router's are {_PORT_STEP} higher than those of the one before" if index else ""
+                raise SettingsError(f"port {port} of {origin} is {users[port]} and {user}{step}")
+            users[port] = user
+        if HEAD not in spec.routers.resources:  # each has a node of its own, or may have
+            users.clear()
+
+
 def _settings_faults(spec: FleetSpec, origin: str) -> list[str]:
     faults = _group_faults(RouterSettings, spec.routers.settings, {}, f"routers.settings of {origin}")
     for name, model in spec.models.items():
@@ -175,6 +214,14 @@ def _settings_faults(spec: FleetSpec, origin: str) -> list[str]:
             )
         faults += _group_faults(WorkerSettings, model.settings, {"served_model_name": name}, where)
     return faults
+
+
+def _ports(settings: Mapping[str, Any]) -> list[tuple[str, int]]:
+    return [(name, int(port)) for name, port in settings.items() if _is_port(name) and int(port) > 0]
+
+
+def _is_port(name: str) -> bool:
+    return name == "port" or name.endswith("_port")
 
 
 def _group_faults(cls: Any, settings: Mapping[str, Any], added: Mapping[str, Any], where: str) -> list[str]:
@@ -193,6 +240,8 @@ def _fault(fault: Mapping[str, Any], origin: str) -> str:
     path = ".".join([*parents, name])
     if fault["type"] == "extra_forbidden":
         return f"unknown key {path} in {origin}{nearest(name, _keys_beside(parents))}"
+    if fault["type"] == "too_short":
+        return f"{path} in {origin} must name at least one: `radixfleet fleet init` prints an example"
     if fault["type"] == "missing":
         return f"{path} is missing in {origin}: `radixfleet fleet init` prints an example with all keys"
     if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 _PENDING_S = 5.0
+_NAMED = 3
 
 
 def models_table(status: dict[str, Any]) -> Table:
@@ -42,17 +43,27 @@ def members_table(status: dict[str, Any]) -> Table:
 
 def notes(status: dict[str, Any]) -> list[str]:
     """What an operator should know or do, a line each."""
-    lines = [f"{each['name']}: {each['message']}" for each in status["members"] if each["message"]]
-    waiting = [each for each in status["members"] if each["phase"] == "pending" and each["phase_s"] > _PENDING_S]
-    for member in waiting:
-        needs = ", ".join(f"{name}: {amount:g}" for name, amount in member["needs"].items())
-        lines.append(f"{member['name']} waits for a node that has {needs} to spare; the cluster has {_totals(status)}")
+    lines = [trouble] if (trouble := status.get("trouble")) else []  # a supervisor of an earlier version has none
+    lines += [f"{each['name']}: {each['message']}" for each in status["members"] if each["message"]]
+    waiting: dict[tuple[str, str], list[str]] = {}
+    for member in status["members"]:
+        if member["phase"] == "pending" and member["phase_s"] > _PENDING_S:
+            needs = ", ".join(f"{name}: {amount:g}" for name, amount in member["needs"].items())
+            waiting.setdefault((member["group"], needs), []).append(member["name"])
+    for (_, needs), names in waiting.items():
+        who = f"{_some(names)} {'waits' if len(names) == 1 else 'wait'}"
+        lines.append(f"{who} for a node that has {needs} to spare; the cluster has {_totals(status)}")
     lines += [
         f"node {node['address']} is cordoned: `radixfleet fleet drain --node {node['address']} --undo` ends it"
         for node in status["nodes"]
         if node["cordoned"] and node["alive"]
     ]
-    return [escape(line) for line in lines]
+    return lines
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _totals(status: dict[str, Any]) -> str:

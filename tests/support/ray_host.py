@@ -39,12 +39,13 @@ _STARTS, _START_S = 3, 240.0
 _CONSOLE = """
 import json, sys
 from deploy.fleet.cluster import Cluster, connected
+answers = sys.stdout  # connected has it silent
 with connected("auto"):
     cluster = Cluster()
     for line in sys.stdin:
         method, arguments, options = json.loads(line)
         found = cluster.status() if method == "status" else cluster.order(method, *arguments, **options)
-        print("ANSWER", json.dumps(found), flush=True)
+        print("ANSWER", json.dumps(found), file=answers, flush=True)
 """
 
 

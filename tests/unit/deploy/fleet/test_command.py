@@ -102,3 +102,14 @@ def test_notes_say_what_a_waiting_worker_needs_and_how_a_node_is_opened_again() 
         "m-1 waits for a node that has GPU: 1 to spare; the cluster has GPU: 1 in all",
         "node 10.0.0.2 is cordoned: `radixfleet fleet drain --node 10.0.0.2 --undo` ends it",
     ]
+
+
+def test_many_that_wait_take_one_line() -> None:
+    waiting = [member(name=f"m-{number}", phase="pending", phase_s=60.0, node_id="") for number in range(9)]
+    (line,) = notes(status(*waiting))
+    assert line.startswith("m-0, m-1, m-2 and 6 more wait for a node that has GPU: 1 to spare")
+
+
+def test_why_a_fleet_is_left_alone_comes_first() -> None:
+    told = status(member(message="use a smaller chunk")) | {"trouble": "the fleet is left as it is"}
+    assert notes(told)[0] == "the fleet is left as it is"

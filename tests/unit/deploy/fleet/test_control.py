@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,9 @@ class FakeHosting:
     def __init__(self) -> None:
         self.actors: dict[str, Actor] = {}
         self.done: list[str] = []
+        self.impossible: set[str] = set()
+        """Groups of which there can be no member."""
+        self.there = {"n0", "n8", "n9"}
 
     async def names(self) -> set[str]:
         return set(self.actors)
@@ -58,8 +62,13 @@ class FakeHosting:
         self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Any, avoid: Sequence[str]
     ) -> None:
         assert name not in self.actors
+        if name.rpartition("-")[0] in self.impossible:
+            raise InvalidRequest("no half GPUs")
         self.done.append(f"start {name}")
         self.actors[name] = Actor(settings, avoid)
+
+    async def nodes(self) -> set[str]:
+        return self.there
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
         actor = self.actors.get(name)
@@ -101,11 +110,18 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.data: bytes | None = None
+        self.first_waits: threading.Event | None = None
+        """The next to save waits for it, and lets others pass."""
+        self.waiting = False
 
     def load(self) -> bytes | None:
         return self.data
 
     def save(self, data: bytes) -> None:
+        waits, self.first_waits = self.first_waits, None
+        if waits is not None:
+            self.waiting = True
+            waits.wait(10)
         self.data = data
 
 
@@ -283,3 +299,72 @@ async def test_other_settings_replace_every_worker_and_the_router_in_place(scene
         assert [actor.settings["page_size"] for actor in workers] == [32, 32]
         assert scene.hosting.actors["router-0"].settings["port"] == 7001
         await until(lambda: workers[0].routers == ["10.0.0.1:7001"])
+
+
+async def test_more_workers_than_a_fleet_may_have_are_refused(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, "router-0", "m-0", "m-1")
+        with pytest.raises(InvalidRequest, match="at most 10,000 workers; got 99,999,999,999"):
+            await control.scale("m", 1, 99_999_999_999)
+        await scene.settled(control, "router-0", "m-0", "m-1")
+
+
+async def test_a_member_that_cannot_be_made_says_why_and_holds_up_nobody(scene: Scene) -> None:
+    scene.hosting.impossible = {"n"}
+    async with scene.supervisor() as control:
+        await control.apply(FLEET + "  n: {workers: 1, settings: {model: demo, runner: sim}}\n")
+
+        def is_told(status: dict[str, Any]) -> bool:
+            serving = {each["name"] for each in status["members"] if each["phase"] == "serving"}
+            why = [each["message"] for each in status["members"] if each["group"] == "n"]
+            return serving == {"router-0", "m-0", "m-1"} and why == ["no half GPUs"]
+
+        await scene.sees(control, is_told)
+        scene.hosting.impossible = set()
+        settled = await scene.sees(control, lambda status: bool(status["settled"]))
+        assert settled["models"]["n"]["serving"] == 1
+
+
+async def test_a_file_that_this_version_refuses_leaves_the_fleet_as_it_is_until_another_comes(scene: Scene) -> None:
+    """After an upgrade, say. Neither may the supervisor die of it again and again, nor take the fleet down."""
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, "router-0", "m-0", "m-1")
+    assert scene.store.data is not None
+    scene.store.data = scene.store.data.replace(b"runner: sim", b"ranner: sim")
+    scene.hosting.done.clear()
+    async with scene.supervisor() as control:
+        told = await scene.sees(control, lambda status: all(each["phase"] == "serving" for each in status["members"]))
+        assert "its file is refused" in told["trouble"]
+        assert "ranner" in told["trouble"]
+        assert not told["settled"]
+        assert scene.hosting.done == []
+        await control.apply(FLEET)
+        await scene.settled(control, "router-0", "m-0", "m-1")
+        assert scene.hosting.done == []
+        assert (await control.status())["trouble"] == ""
+
+
+async def test_the_books_end_with_what_was_ordered_last_however_slow_the_store_is(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, "router-0", "m-0", "m-1")
+        scene.store.first_waits = may_go_on = threading.Event()
+        orders = [asyncio.create_task(control.scale("m", count, count)) for count in (3, 4)]
+        await asyncio.sleep(0)
+        await until(lambda: scene.store.waiting)
+        may_go_on.set()
+        await asyncio.gather(*orders)
+    assert scene.store.data is not None
+    assert b'"bounds":{"m":[4,4]}' in scene.store.data
+
+
+async def test_nodes_that_have_left_are_not_avoided_for_ever(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, "router-0", "m-0", "m-1")
+        await control.cordon("n8", undo=False)
+        scene.hosting.there = {"n0", "n9"}
+        await control.cordon("n9", undo=False)
+        assert (await control.status())["cordoned_nodes"] == ["n9"]

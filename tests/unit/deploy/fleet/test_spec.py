@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.fleet.spec import EXAMPLE, HEAD, parse_spec, read_spec
+from deploy.fleet.spec import EXAMPLE, HEAD, check_for_ray, parse_spec, read_spec
 from radixfleet.settings import SettingsError
 
 
@@ -39,6 +39,10 @@ def test_a_number_of_workers_stands_for_both_bounds():
         (one_model(workers="many"), "must hold min, max; got 'many'"),
         (one_model(workers="true"), "must hold min, max"),
         (one_model(resources="{GPU: -1}"), "models.m.resources.GPU in fleet.yaml must be at least 0"),
+        (one_model(resources="{GPU: 1.5}"), "models.m.resources.GPU in fleet.yaml must be a whole number, or a part"),
+        ("models: {}", "models in fleet.yaml must name at least one"),
+        (one_model() + one_model()[len("models:\n") :], "m is there twice"),
+        (one_model("{model: demo, page_size: 16, page_size: 32}"), "page_size is there twice"),
         (one_model("{model: demo, pagesize: 3}"), "pagesize in models.m.settings of fleet.yaml; did you mean page"),
         (one_model("{model: demo, page_size: 3}"), "page_size in models.m.settings of fleet.yaml must divide 64"),
         (one_model("{}"), "model in models.m.settings of fleet.yaml is required"),
@@ -100,3 +104,36 @@ def test_the_revision_changes_with_what_a_member_is_made_of_and_not_with_how_man
     assert before.revision("m") == more.revision("m") != other.revision("m")
     assert before.revision("router") == other.revision("router")
     assert before.revision("router") != parse_spec("routers: {settings: {port: 1}}\n" + one_model()).revision("router")
+
+
+@pytest.mark.parametrize(
+    ("routers", "said"),
+    [
+        ("{settings: {processes: 2}}", "processes in routers.settings of f.yaml is of no use on Ray"),
+        ("{settings: {metrics_port: 7070}}", "port 7070 of f.yaml is metrics_port of router-0 and port of router-0"),
+        ("{count: 2, settings: {metrics_port: 7080}}", "metrics_port of router-0 and port of router-1: each router"),
+    ],
+)
+def test_what_only_a_cluster_cannot_do_is_said_before_it_is_tried(routers, said):
+    spec = parse_spec(f"routers: {routers}\n{one_model()}")
+    with pytest.raises(SettingsError) as refused:
+        check_for_ray(spec, "f.yaml")
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "routers",
+    [
+        "{count: 3}",
+        "{settings: {processes: 1, http_port: -1, metrics_port: 0}}",
+        "{count: 2, settings: {metrics_port: 7080}, resources: {router: 1}}",
+    ],
+)
+def test_routers_that_do_not_meet_are_let_be(routers):
+    check_for_ray(parse_spec(f"routers: {routers}\n{one_model()}"), "f.yaml")
+
+
+def test_an_anchor_and_a_merge_are_no_second_key():
+    text = "models:\n  a: &a {workers: 1, settings: {model: demo}}\n  b:\n    <<: *a\n    workers: 2\n"
+    spec = parse_spec(text)
+    assert (spec.models["a"].workers.min, spec.models["b"].workers.min) == (1, 2)
