@@ -195,14 +195,18 @@ def restart(names: tuple[str, ...], address: str, timeout_s: float, *, wait: boo
 @_address_option
 def down(address: str, timeout_s: float, *, now: bool) -> int:
     """End the fleet: workers are drained, then routers; then the supervisor goes. The Ray cluster stays up."""
-    from deploy.fleet.cluster import Cluster, connected
+    from deploy.fleet.cluster import Cluster, NoFleet, connected
 
     console = Console(stderr=True, highlight=False)
     with Progress(console) as progress:
         progress("joining the Ray cluster")
         with connected(address):
             cluster = Cluster()
-            cluster.order("down", drain=not now)
+            try:
+                cluster.order("down", drain=not now)
+            except NoFleet:
+                console.print("no fleet runs on this cluster")
+                return 0
             if not _await(cluster, progress, timeout_s, lambda status: not status["members"]):
                 return _late(console, cluster.status(), timeout_s)
             cluster.stop_supervisor()

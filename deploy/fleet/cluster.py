@@ -25,7 +25,13 @@ _RETRY_S = 0.5
 _REACH_S = 5.0
 """A head that does not answer for so long is not there; Ray itself would try for minutes."""
 
+_MOST_SAID = 400
+
 Status = dict[str, Any]
+
+
+class NoFleet(Unavailable):
+    """The cluster is there, and runs no fleet."""
 
 
 @contextmanager
@@ -35,14 +41,13 @@ def connected(address: str) -> Iterator[None]:
     What raylets have to say of their own is left out: Ray prints it to stdout, where scripts read what we say.
     Raises Unavailable.
     """
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         try:
             _reach(address)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RayError, RuntimeError, ValueError) as error:
             raise Unavailable(
-                f"no Ray cluster is reached at {address}: {_first_line(error)}. Start one on this machine: "
+                f"no Ray cluster is reached at {address}: {_said(error)}. Start one on this machine: "
                 "ray start --head --resources='{\"worker_slot\": 2}'"
             ) from error
         try:
@@ -105,7 +110,7 @@ class Cluster:
                 return ray.get(getattr(self._supervisor(), method).remote(*arguments, **options), timeout=left_s)
             except ActorUnavailableError as error:
                 if time.monotonic() > deadline_s:
-                    raise Unavailable(f"the supervisor is being restarted: {_first_line(error)}") from error
+                    raise Unavailable(f"the supervisor is being restarted: {_said(error)}") from error
                 time.sleep(_RETRY_S)
             except GetTimeoutError as error:
                 raise DeadlineExceeded(f"the supervisor did not answer within {_ORDER_S:.0f} s: {_why()}") from error
@@ -127,9 +132,7 @@ class Cluster:
             return ray.get_actor(SUPERVISOR, NAMESPACE)
         except ValueError:
             if not RayStore().load():
-                raise Unavailable(
-                    "no fleet runs on this cluster; start one: radixfleet fleet apply fleet.yaml"
-                ) from None
+                raise NoFleet("no fleet runs on this cluster; start one: radixfleet fleet apply fleet.yaml") from None
         # A fleet is in the books, so its supervisor was lost for good: another goes on.
         return self.start_supervisor()
 
@@ -156,5 +159,7 @@ def _why() -> str:
     return "the cluster has no head node"
 
 
-def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__).strip().rstrip(".")
+def _said(error: BaseException) -> str:
+    """What Ray says, in one line: the versions of a mismatch stand in its later ones."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= _MOST_SAID else f"{text[:_MOST_SAID]} ...").rstrip(".")

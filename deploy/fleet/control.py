@@ -105,8 +105,8 @@ class Control:
         await self._first_sight()
         self._loaded.set()
         while True:
-            await self._turn()
             self._changed.clear()
+            await self._turn()
             try:
                 async with asyncio.timeout(self._period_s):
                     await self._changed.wait()
@@ -133,6 +133,8 @@ class Control:
             return
         self._scale_by_load()
         for action in reconcile(self._books.wanted(self._spec), self._members()):
+            if self._changed.is_set():  # an order, after which much may look different
+                return
             _log.info("action", what=type(action).__name__.lower(), member=action.name, why=getattr(action, "why", ""))
             await self._take(action)
 
@@ -325,11 +327,10 @@ class Control:
         self._books.spec_text = ""
         self._spec, self._trouble = None, ""
         self._books.bounds, self._books.counts, self._books.cordoned = {}, {}, set()
-        await self._ordered()
-        if not drain:
-            names = [name for name in self._books.members if name not in self._ending]
-            for name in names:
+        if not drain:  # begun before the next turn, which would drain them
+            for name in self._books.members.keys() - self._ending.keys():
                 await self._take(Remove(name, "the fleet is taken down at once"))
+        await self._ordered()
 
     async def status(self) -> dict[str, Any]:
         """For people and programs: see `deploy.fleet.status`."""

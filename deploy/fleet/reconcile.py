@@ -4,8 +4,8 @@ Called about every second with what is seen then, so nothing here remembers anyt
 alike (the routers, or the workers of one model):
 
 1. What is gone is forgotten; what is to leave is drained, then removed; what has failed is restarted, each time later.
-2. As many are started as are short. Draining members do not count: their successors need not wait for them (but for
-   routers, whose ports are theirs until they have gone).
+2. As many are started as are short, MOST_STARTS at most. Draining members do not count: their successors need not wait
+   for them (but for routers, whose ports are theirs until they have gone).
 3. Of too many, those that serve nobody go first, then the idlest.
 4. Members of another revision are replaced one at a time: a new one first (`surge`), then an old one is drained. Where
    the cluster has no room for one more, an old one makes room after PATIENCE_S.
@@ -16,8 +16,9 @@ fewer than the group's count would serve without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Literal, TypeAlias
 
 from radixfleet.membership import Phase
@@ -26,6 +27,8 @@ PATIENCE_S = 30.0
 """A successor waits so long for a place before an old member makes room for it."""
 LOST_S = 30.0
 """A member that does not answer for so long is restarted, or removed. Ray restarts what has died long before."""
+MOST_STARTS = 32
+"""At once: between two turns new orders are heard."""
 FIRST_PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 
@@ -235,14 +238,10 @@ def _starts(group: Group, staying: Sequence[Member], taken: set[str]) -> list[Ac
     allowed = group.count + (group.surge if current < len(staying) else 0)
     # Where names are places (routers' ports), a successor waits until its predecessor's is free.
     there = len(staying) if group.surge else len(taken)
-    starts: list[Action] = []
-    for _ in range(min(group.count - current, allowed - there)):
-        name = free_name(group.name, taken)
-        taken.add(name)
-        starts.append(Start(name, group.name))
-    return starts
+    short = min(group.count - current, allowed - there, MOST_STARTS)
+    return [Start(name, group.name) for name in islice(free_names(group.name, taken), max(0, short))]
 
 
-def free_name(group: str, taken: set[str]) -> str:
-    """The group's name and the lowest number that is free."""
-    return next(name for number in range(len(taken) + 1) if (name := f"{group}-{number}") not in taken)
+def free_names(group: str, taken: set[str]) -> Iterator[str]:
+    """The group's name and the lowest numbers that are free."""
+    return (name for number in count() if (name := f"{group}-{number}") not in taken)

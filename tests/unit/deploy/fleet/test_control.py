@@ -368,3 +368,16 @@ async def test_nodes_that_have_left_are_not_avoided_for_ever(scene: Scene) -> No
         scene.hosting.there = {"n0", "n9"}
         await control.cordon("n9", undo=False)
         assert (await control.status())["cordoned_nodes"] == ["n9"]
+
+
+async def test_an_order_is_heard_while_another_is_still_being_carried_out(scene: Scene) -> None:
+    """A fleet of thousands is started one by one; whoever meant dozens need not wait for them."""
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, "router-0", "m-0", "m-1")
+        await control.scale("m", 10_000, 10_000)
+        await until(lambda: len(scene.hosting.actors) > 10)
+        await control.scale("m", 2, 2)
+        await scene.sees(control, lambda status: bool(status["settled"]))
+        assert scene.hosting.done.count("start m-0") == 1
+        assert sum(done.startswith("start m-") for done in scene.hosting.done) < 10_000

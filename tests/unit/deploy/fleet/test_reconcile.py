@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.fleet.reconcile import (
     LOST_S,
+    MOST_STARTS,
     PATIENCE_S,
     Action,
     Drain,
@@ -18,7 +20,7 @@ from deploy.fleet.reconcile import (
     Restart,
     Start,
     Wanted,
-    free_name,
+    free_names,
     pause_s,
     reconcile,
 )
@@ -134,7 +136,12 @@ def test_routers_are_replaced_in_place_because_clients_know_their_ports():
 
 
 def test_a_name_is_the_lowest_that_is_free():
-    assert free_name("a/b", {"a/b-0", "a/b-2"}) == "a/b-1"
+    assert list(islice(free_names("a/b", {"a/b-0", "a/b-2"}), 2)) == ["a/b-1", "a/b-3"]
+
+
+def test_a_fleet_of_thousands_is_started_bit_by_bit():
+    actions = reconcile(Wanted((Group("m", 10_000, "r"),)), [])
+    assert [action.name for action in actions] == [f"m-{number}" for number in range(MOST_STARTS)]
 
 
 @dataclass
