@@ -45,6 +45,8 @@ class Ended:
     """None: not told."""
     cached_tokens: int | None = None
     """Where that is told at the end only; None: it was told before, or not at all."""
+    prompt_tokens: int | None = None
+    """As the server counted; None: as many as were sent."""
 
 
 Said: TypeAlias = Placed | NewTokens | Ended

@@ -124,6 +124,8 @@ class Driver:
                         outcome.started_s = None if said.queue_s is None else arrival.at_s + said.queue_s
                         if said.cached_tokens is not None:
                             outcome.cached_tokens = said.cached_tokens
+                        if said.prompt_tokens is not None:
+                            _recount(outcome, said.prompt_tokens)
 
     def _placed(self, placed: Placed, outcome: Outcome) -> None:
         outcome.cached_tokens = placed.cached_tokens
@@ -134,3 +136,9 @@ class Driver:
             outcome.tries = 1 + placed.route.retries
             outcome.predicted_tokens = placed.route.predicted_cached_tokens
             outcome.reachable_tokens = placed.route.reachable_cached_tokens
+
+
+def _recount(outcome: Outcome, prompt_tokens: int) -> None:
+    """Of a prompt that was sent as text the server knows how long it is; what was shared of it is as large a part."""
+    outcome.ceiling_tokens = round(outcome.ceiling_tokens * prompt_tokens / outcome.prompt_tokens)
+    outcome.prompt_tokens = prompt_tokens

@@ -14,6 +14,7 @@ import aiohttp
 import orjson
 
 from loadtest.callers import CallFailed, Ended, NewTokens, Placed, Said
+from loadtest.words import as_words
 from loadtest.workloads import Arrival
 from radixfleet.types import TokenArray
 
@@ -35,14 +36,22 @@ class HttpCaller:
     """One server. The session must not limit connections."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, *, model: str, timeout_s: float | None = None, key: str = ""
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        *,
+        model: str,
+        timeout_s: float | None = None,
+        key: str = "",
+        as_text: bool = False,
     ) -> None:
-        """`url`: http://host:port, with or without /v1."""
+        """`url`: http://host:port, with or without /v1. `as_text`: prompts are words, see `loadtest.words`."""
         self._session = session
         self._url = base(url) + "/completions"
         self._model = model
         self._timeout_s = timeout_s
         self._key = key
+        self._as_text = as_text
         self.told_cached = False
         """Whether any answer named the tokens that were cached."""
 
@@ -51,7 +60,8 @@ class HttpCaller:
         usage: Mapping[str, Any] = {}
         counted = 0
         finished = False
-        body = completion_body(self._model, arrival.token_ids, arrival.max_new_tokens)
+        token_ids = arrival.token_ids
+        body = completion_body(self._model, as_words(token_ids) if self._as_text else token_ids, arrival.max_new_tokens)
         async for chunk in completion_chunks(self._session, self._url, body, key=self._key, timeout_s=self._timeout_s):
             if not counted:
                 yield Placed("", 0)
@@ -68,15 +78,22 @@ class HttpCaller:
             raise CallFailed(f"UNAVAILABLE: the answer ended after {counted} tokens without a reason")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         self.told_cached = self.told_cached or cached is not None
-        yield Ended(int(usage.get("completion_tokens") or counted), cached_tokens=int(cached or 0))
+        yield Ended(
+            int(usage.get("completion_tokens") or counted),
+            cached_tokens=int(cached or 0),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0) or None,
+        )
 
 
-def completion_body(model: str, token_ids: TokenArray, max_new_tokens: int) -> bytes:
-    """Of a greedy completion that is streamed, goes on to its length, and counts its tokens where the server can."""
+def completion_body(model: str, prompt: str | TokenArray, max_new_tokens: int) -> bytes:
+    """Of a greedy completion that is streamed, goes on to its length, and counts its tokens where the server can.
+
+    `prompt`: text, or token ids.
+    """
     return orjson.dumps(
         {
             "model": model,
-            "prompt": token_ids.tolist(),
+            "prompt": prompt if isinstance(prompt, str) else prompt.tolist(),
             "max_tokens": max_new_tokens,
             "temperature": 0.0,
             "ignore_eos": True,

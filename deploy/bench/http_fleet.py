@@ -37,10 +37,14 @@ class HttpFleet:
 
 
 @asynccontextmanager
-async def http_caller(fleet: HttpFleet, demand: Demand, model: ServedModel) -> AsyncIterator[HttpCaller]:
-    """What puts the requests to it."""
+async def http_caller(
+    fleet: HttpFleet, demand: Demand, model: ServedModel, *, as_text: bool
+) -> AsyncIterator[HttpCaller]:
+    """What puts the requests to it. `as_text`: as words instead of token ids."""
     async with _session() as session:
-        yield HttpCaller(session, fleet.url, model=model.name, timeout_s=demand.timeout_s, key=fleet.key)
+        yield HttpCaller(
+            session, fleet.url, model=model.name, timeout_s=demand.timeout_s, key=fleet.key, as_text=as_text
+        )
 
 
 async def survey_http(

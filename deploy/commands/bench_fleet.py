@@ -52,6 +52,7 @@ class _Asked:
     workers: int
     vocab_size: int
     kv_tokens: int
+    as_text: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,7 +108,12 @@ class _Run:
     "http_urls",
     multiple=True,
     metavar="[NAME=]URL",
-    help="Over OpenAI's HTTP, and so any router or engine that takes token ids there; several are asked in turn.",
+    help="Over OpenAI's HTTP, and so any router or engine; several are asked in turn.",
+)
+@click.option(
+    "--as-text",
+    is_flag=True,
+    help="With --http: send prompts as words, about one for each token, to servers that take no token ids.",
 )
 @click.option(
     "--workers", type=click.IntRange(1), default=1, show_default=True, help="With --http: how many there are behind it."
@@ -151,6 +157,8 @@ def fleet(
     radixfleet bench fleet --workload traffic.jsonl --speed 2 --json
     radixfleet bench fleet --simulate 4 --policy min_cost,round_robin
     radixfleet bench fleet --http ours=http://10.0.0.1:7072 --http theirs=http://10.0.0.2:30000 --workers 4
+
+    smg takes no token ids over HTTP: ask it, and all beside it, with --as-text.
 
     Of --http each has prompts of its own (seed, seed + 1, ...), since the workers behind may be the same, with caches
     that are warm from the one before. The key of RADIXFLEET_API_KEY is shown to all of them.
@@ -204,7 +212,7 @@ def _refuse_idle_options(asked: _Asked) -> None:
     if over_http:
         idle += [("endpoint", "--http says whom to ask")]
     else:
-        idle += [("workers", "it needs --http"), ("vocab_size", "it needs --http")]
+        idle += [("workers", "it needs --http"), ("vocab_size", "it needs --http"), ("as_text", "it needs --http")]
     if not simulated and not over_http:
         idle += [("kv_tokens", "it needs --simulate or --http")]
     for name, why in idle:
@@ -250,7 +258,7 @@ async def _over_http(fleet: HttpFleet, place: int, demand: Demand, asked: _Asked
     )
     own = dataclasses.replace(demand, seed=demand.seed + place)
     arrivals = own.arrivals(target)
-    async with http_caller(fleet, own, served) as caller:
+    async with http_caller(fleet, own, served, as_text=asked.as_text) as caller:
         driven = await _driven(caller, target.policy, (), arrivals)
         return _Run(target, arrivals, driven, tells_cached=caller.told_cached)
 

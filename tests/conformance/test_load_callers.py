@@ -114,3 +114,19 @@ async def test_who_leaves_ends_the_request(way: str) -> None:
                 if isinstance(event, NewTokens):
                     break
         await until(lambda: worker.count("cancelled") == 1)
+
+
+async def test_a_prompt_as_text_is_as_long_as_the_server_says() -> None:
+    """And what was shared of it as large a part: here a word has several tokens."""
+    worker = fake_worker("w0")
+    async with running_fleet([worker], http_port=0) as fleet, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{fleet.router.http_port}"
+        (served,) = await served_models(session, url)
+        caller = HttpCaller(session, url, model=served.name, as_text=True)
+        driven = await Driver(caller, ()).drive("p", [arrival(), arrival(at_s=0.3)])
+        sent = len(worker.calls[0].tokens)
+        assert sent > 300
+        first, second = driven.result.outcomes
+        assert (first.prompt_tokens, second.prompt_tokens) == (sent, sent)
+        assert (first.ceiling_tokens, second.ceiling_tokens) == (0, round(299 / 300 * sent))
+        assert first.error == ""

@@ -46,6 +46,7 @@ async def test_over_http_side_by_side(tmp_path):
         served = ("--http", f"first={url}", "--http", f"{url}/v1", "--workers", "2", "--vocab-size", "250")
         code, out, err = await bench_fleet(*served, *SHORT, "--json", "--report", str(report))
         alone = await bench_fleet("--http", url, *SHORT, "--model", "none")
+        worded = await bench_fleet("--http", url, "--workers", "2", "--as-text", *SHORT, "--json")
     assert code == 0, err
     told = json.loads(out)
     names = [(run["policy"], run["requests"], run["failed"]) for run in told["runs"]]
@@ -54,6 +55,8 @@ async def test_over_http_side_by_side(tmp_path):
         assert 0 < run["hit_rate"] <= run["ceiling"]
         assert run["work_shares"] == [], "HTTP tells of no workers"
     assert "first" in report.read_text()
+    (run,) = json.loads(worded[1])["runs"]
+    assert (run["failed"], 0 < run["hit_rate"] <= run["ceiling"]) == (0, True)
     assert (alone[0], "serves fake-model: name one with --model" in alone[2]) == (2, True)
 
 
@@ -92,6 +95,7 @@ async def test_policies_are_checked_before_anything_starts():
             "--endpoint does nothing here: --http says whom to ask",
         ),
         (("--workers", "2"), "--workers does nothing here: it needs --http"),
+        (("--as-text",), "--as-text does nothing here: it needs --http"),
         (("--http", "h:1"), "write http://HOST:PORT, or NAME=http://HOST:PORT; got 'h:1'"),
         (("--report", "/nowhere/report.html"), "cannot write to the folder /nowhere"),
     ],
