@@ -32,6 +32,7 @@ from router.dialects.http_address import engine_address, is_url
 from router.dialects.native import NativeSpeaker
 from router.dialects.speaker import Generator, Speaker, Unreachable
 from router.workers.intake import Next, StateIntake
+from router.workers.silence import limited_silence
 from router.workers.state import WorkerFacts, WorkerState
 from router.workers.surroundings import Surroundings
 
@@ -161,10 +162,10 @@ class WorkerConnection:
         """Take in one state stream. Returns when a report is missing, so that the next stream brings all."""
         assert self._speaker is not None, "it was asked before"
         self._listener.events_lost(self.state)
-        async with aclosing(self._speaker.states()) as states:
+        limit = limited_silence(self._settings.heartbeat_timeout_s)
+        async with aclosing(self._speaker.states()) as states, limit as silence:
             while True:
-                async with asyncio.timeout(self._settings.heartbeat_timeout_s):
-                    told = await anext(states, None)
+                told = await silence.next(states)
                 if told is None:
                     raise _Lost("the worker ended its state stream")
                 step = self._intake.take(told.update, tells_prefixes=told.tells_prefixes)

@@ -43,7 +43,7 @@ def fake_worker(worker_id: str = "w0", **fields: Any) -> FakeWorker:
 
 def settings(**values: Any) -> RouterSettings:
     """For tests: free ports, and waits that are short but no shorter than a busy machine may stall."""
-    defaults = {"port": 0, "metrics_port": 0, "http_port": -1, "heartbeat_timeout_s": 3.0, "connect_timeout_s": 3.0}
+    defaults = {"port": 0, "metrics_port": 0, "http_port": -1, "heartbeat_timeout_s": 15.0, "connect_timeout_s": 5.0}
     return RouterSettings(**(defaults | values))
 
 
