@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from worker.core.step import Int32Array
-from worker.memory.page_allocator import PageAllocator, pages_for, slots_of
+from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import RadixCache
 
 NAMESPACE = ("model",)
@@ -72,9 +72,9 @@ def insert_us(cache: RadixCache, tokens: Int32Array) -> float:
     pages = cache.allocate(pages_for(len(tokens) - match.length, cache.page_size))
     if pages is None:
         raise RuntimeError("the pool was made too small")
-    slots = np.concatenate([match.slots, slots_of(pages, cache.page_size)])[: len(tokens)]
+    pages = np.concatenate([match.pages, pages])
     begin = time.perf_counter()
-    cache.insert(handle, tokens, slots)
+    cache.insert(handle, tokens, pages)
     elapsed = time.perf_counter() - begin
     cache.unlock(handle)
     return 1e6 * elapsed

@@ -1,16 +1,18 @@
 """What the scheduler's own work costs, and how it grows. Prints three tables; takes about two minutes.
 
     python tests/bench/bench_scheduler.py [--only decode churn cache] [--steps 400]
+    python tests/bench/bench_scheduler.py --against ../other-checkout [--rounds 5]
 
 No runner and no processes: each step's result is made up, so that all that is timed is the scheduler. Times are CPU
 time of this thread, so that other work on the machine counts for less (it still slows memory): medians and 99th
-percentiles of what `plan`, `commit` and `drain` take together.
+percentiles of what `plan`, `commit` and `drain` take together. The first line says how much a fixed loop of about a
+millisecond varies on this machine: a 99th percentile no further from its median than the loop's is the machine's.
 
 decode  Steps in which everybody decodes and nobody comes or ends, by requests that run and wait. "rows": the queue
         waits for a row; "memory": rows are free and the queue waits for memory, so that each step looks at it.
 churn   Requests that end and others that take their places, from a queue that is kept full; prompts are cached by half
         or whole. Steps are told apart by what happened in them: nothing, ends, admissions, or both; "each" is how many
-        of either such a step had on average.
+        of either such a step had on average. "report" is what the engine's report asks for, every fourth step.
 cache   The radix cache alone: match, insert of a prompt computed at once and chunk by chunk, and eviction.
 """
 
@@ -18,8 +20,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
+import os
+import subprocess
+import sys
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -27,7 +34,7 @@ import numpy as np
 from radixfleet.clock import MonotonicClock
 from worker.core.messages import Submit
 from worker.core.step import StepPlan, StepResult
-from worker.memory.page_allocator import PageAllocator, slots_of
+from worker.memory.page_allocator import PageAllocator
 from worker.memory.radix_cache import RadixCache
 from worker.scheduling.limits import Limits
 from worker.scheduling.scheduler import Scheduler
@@ -35,6 +42,10 @@ from worker.scheduling.scheduler import Scheduler
 PAGE = 16
 LONG = 100_000
 """max_new_tokens of requests that are to run all the time."""
+REPORT_EVERY = 4
+"""Steps from one of the engine's reports to the next: 50 ms, with steps of 12."""
+COMPARED = [(256, 1000, 4096, 64, "half"), (256, 1000, 4096, 64, "whole"), (256, 1000, 4096, 1024, "half")]
+"""What `--against` runs: rows of the second table."""
 
 
 @dataclass(slots=True)
@@ -45,6 +56,8 @@ class Step:
     commit_us: float
     admitted: int
     ended: int
+    report_us: float | None = None
+    """Where one was made after the step; not in `us`."""
 
     @property
     def us(self) -> float:
@@ -90,6 +103,14 @@ def turn(scheduler: Scheduler, steps: list[Step] | None = None) -> None:
     if steps is not None:
         ended = len(told.ended) if told is not None else 0
         steps.append(Step((planned - began) * 1e6, (committed - launched) * 1e6, len(plan.starts_rows), ended))
+
+
+def report(scheduler: Scheduler) -> float:
+    """What the engine asks for its report; microseconds."""
+    began = time.thread_time()
+    scheduler.load()
+    scheduler.cache.block_events.drain()
+    return (time.thread_time() - began) * 1e6
 
 
 def filled(running: int, waiting: int, length: int, *, rows: int, pool_tokens: int) -> Scheduler:
@@ -138,7 +159,7 @@ def decode_steps(num_steps: int) -> None:
 
 def churns(num_steps: int) -> None:
     """The second table."""
-    columns = f"{'of':>6}{'each':>6}{'plan us':>9}{'commit':>9}{'both p50':>10}{'p99':>9}"
+    columns = f"{'of':>6}{'each':>6}{'plan us':>9}{'commit':>9}{'both p50':>10}{'p99':>9}{'report':>9}"
     print(f"\n{'running':>8}{'waiting':>9}{'prompt':>9}{'output':>8}  {'cached':8}{'steps with':12}{columns}")
     for running, waiting, length, output in [
         (1, 1000, 4096, 64),
@@ -154,12 +175,13 @@ def churns(num_steps: int) -> None:
     ]:
         for kind in ("half", "whole"):
             steps = churn(running, waiting, length, output, kind, num_steps)
+            report_us = median(step.report_us for step in steps if step.report_us is not None)
             for name, some in by_event(steps).items():
-                each = sum(step.admitted + step.ended for step in some) / len(some) / (2 if name == "both" else 1)
+                each = each_of(name, some)
                 plan, commit = median(step.plan_us for step in some), median(step.commit_us for step in some)
                 both = [step.us for step in some]
                 columns = f"{len(some):6}{each:6.1f}{plan:9.0f}{commit:9.0f}{median(both):10.0f}{p99(both):9.0f}"
-                print(f"{running:8}{waiting:9}{length:9}{output:8}  {kind:8}{name:12}{columns}")
+                print(f"{running:8}{waiting:9}{length:9}{output:8}  {kind:8}{name:12}{columns}{report_us:9.0f}")
 
 
 def by_event(steps: list[Step]) -> dict[str, list[Step]]:
@@ -190,10 +212,68 @@ def churn(running: int, waiting: int, length: int, output: int, kind: str, num_s
     while scheduler.counters.admitted_requests < 2 * running:  # until those that began together have spread
         turn(scheduler)
         fill_queue()
-    for _ in range(num_steps):
+    for index in range(num_steps):
         turn(scheduler, steps)
+        if index % REPORT_EVERY == 0:
+            steps[-1].report_us = report(scheduler)
         fill_queue()
     return steps
+
+
+def compare(other: Path, num_steps: int, rounds: int) -> None:
+    """Rows of the second table by another checkout's code and by that here, in alternation, each in a process.
+
+    A case has the same steps whenever it runs, so each step counts with the least time that it took in any round: what
+    other work on the machine added is left out, and a hundredth of a difference shows.
+    """
+    here = Path(__file__).resolve().parents[2]
+    columns = f"{'of':>6}{'each':>6}{'other us':>10}{'p99':>7}{'here us':>9}{'p99':>7}{'ratio':>7}"
+    print(f"{'running':>8}{'output':>8}  {'cached':8}{'steps with':12}{columns}")
+    for case in COMPARED:
+        told: dict[Path, list[list[Step]]] = {other.resolve(): [], here: []}
+        for number in range(rounds):
+            for tree in list(told)[:: -1 if number % 2 else 1]:
+                told[tree].append(_steps_of(tree, case, num_steps))
+        theirs, ours = (by_event(_quickest(runs)) for runs in told.values())
+        for name, some in ours.items():
+            before, after = ([step.us for step in steps] for steps in (theirs.get(name, []), some))
+            if not before:
+                continue
+            times = (
+                f"{sum(before) / len(before):10.0f}{p99(before):7.0f}{sum(after) / len(after):9.0f}{p99(after):7.0f}"
+            )
+            ratio = sum(after) / len(after) / (sum(before) / len(before))
+            row = f"{len(some):6}{each_of(name, some):6.1f}{times}{ratio:7.2f}"
+            print(f"{case[0]:8}{case[3]:8}  {case[4]:8}{name:12}{row}", flush=True)
+
+
+def _steps_of(tree: Path, case: tuple[int, int, int, int, str], num_steps: int) -> list[Step]:
+    """What a checkout's code took for each step of a case."""
+    environment = os.environ | {"PYTHONPATH": f"{tree}:{tree / 'proto'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--steps", str(num_steps), "--one", json.dumps(case)]
+    told = subprocess.run(command, env=environment, check=True, capture_output=True)
+    return [Step(*step) for step in json.loads(told.stdout)]
+
+
+def _quickest(runs: list[list[Step]]) -> list[Step]:
+    """Each step as in the run in which it took the least time."""
+    return [min(same, key=lambda step: step.us) for same in zip(*runs, strict=True)]
+
+
+def each_of(name: str, some: list[Step]) -> float:
+    """How many requests came, ended or each of both in such a step."""
+    return sum(step.admitted + step.ended for step in some) / len(some) / (2 if name == "both" else 1)
+
+
+def tell_noise() -> None:
+    """The first line."""
+    times = []
+    for _ in range(1_000):
+        began = time.thread_time()
+        for _ in range(30_000):
+            pass
+        times.append((time.thread_time() - began) * 1e6)
+    print(f"a fixed loop on this machine: {median(times):.0f} us, p99 {p99(times):.0f}\n", flush=True)
 
 
 def cache_alone() -> None:
@@ -206,13 +286,12 @@ def cache_alone() -> None:
             allocator = PageAllocator(length // PAGE + 1, PAGE)
             pages = allocator.allocate(length // PAGE)
             assert pages is not None
-            slots = slots_of(pages, PAGE)
             for chunk, into in ((length, insert_us), (2048, chunks_us)):
                 cache = RadixCache(allocator)
                 handle = cache.lock(cache.match(("m",), tokens))
                 began = time.thread_time()
                 for end in range(min(chunk, length), length + 1, chunk):
-                    cache.insert(handle, tokens[:end], slots[:end])
+                    cache.insert(handle, tokens[:end], pages)
                 into.append((time.thread_time() - began) * 1e6)
             began = time.thread_time()
             cache.match(("m",), tokens)
@@ -231,8 +310,18 @@ def main() -> None:
     tables = ("decode", "churn", "cache")
     parser.add_argument("--only", nargs="+", choices=tables, default=tables, help="which tables to print")
     parser.add_argument("--steps", type=int, default=400, help="steps timed for each row")
+    parser.add_argument("--against", type=Path, help="another checkout to compare with, instead of the tables")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each of the two is run")
+    parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     gc.freeze()
+    if arguments.one is not None:
+        print(json.dumps([astuple(step) for step in churn(*arguments.one, arguments.steps)]))
+        return
+    tell_noise()
+    if arguments.against is not None:
+        compare(arguments.against, arguments.steps, arguments.rounds)
+        return
     if "decode" in arguments.only:
         decode_steps(arguments.steps)
     if "churn" in arguments.only:

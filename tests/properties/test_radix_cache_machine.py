@@ -160,6 +160,8 @@ class RadixCacheMachine(RuleBasedStateMachine):
         for index, (namespace, tokens, known) in enumerate(self.waiting):
             again, anew = self.cache.match(namespace, tokens, known=known), self.cache.match(namespace, tokens)
             assert (again.length, again.node) == (anew.length, anew.node)
+            assert anew.is_current or anew.node is None
+            assert again.length == known.length or not known.is_current
             assert again.pages.tolist() == anew.pages.tolist() == self.longest(namespace, tokens.tolist(), len(tokens))
             if remembers:
                 self.waiting[index] = (namespace, tokens, again)
@@ -249,7 +251,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
         start, free = sequence.handle.length, self.allocator.free_pages
         whole = sequence.computed - sequence.computed % self.page_size
         keys = sequence.keys(start, whole)
-        own_pages = (sequence.slots[start : whole : self.page_size] // self.page_size).tolist()
+        own_pages = sequence.pages[start // self.page_size : whole // self.page_size].tolist()
         duplicates = [page for key, page in zip(keys, own_pages, strict=True) if key in self.model]
         for key, page in zip(keys, own_pages, strict=True):
             self.model.setdefault(key, Page(page, self.now))
@@ -257,9 +259,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
         sequence.unfreed.append(inserted)
         assert (inserted.start, sequence.handle.length) == (start, whole)
         assert inserted.duplicate_pages.tolist() == duplicates
-        assert (inserted.slots[:: self.page_size] // self.page_size).tolist() == [
-            self.model[key].number for key in keys
-        ]
+        assert inserted.pages.tolist() == [self.model[key].number for key in keys]
         assert self.allocator.free_pages == free, "duplicates are for the request to free"
 
     def evict_from_model(self, num_pages: int) -> int:

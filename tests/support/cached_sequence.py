@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from worker.core.step import Int32Array
-from worker.memory.page_allocator import PageAllocator, pages_for, slots_of
+from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import Inserted, Match, RadixCache
 
 
@@ -30,7 +30,8 @@ class CachedSequence:
         self.tokens = int32(tokens)
         self.match: Match = cache.match(namespace, self.tokens, limit=max(len(self.tokens) - 1, 0))
         self.handle = cache.lock(self.match)
-        self.slots = self.match.slots
+        self.pages = self.match.pages
+        self.computed = self.match.length
         self.own: set[int] = set()
         """Pages handed to this sequence that neither the tree nor the allocator has taken."""
 
@@ -38,33 +39,28 @@ class CachedSequence:
     def cached(self) -> int:
         return self.match.length
 
-    @property
-    def computed(self) -> int:
-        return len(self.slots)
-
     def compute(self, num_tokens: int | None = None) -> bool:
-        """Slots for `num_tokens` tokens more, by default for all; False, and nothing changes, when they do not fit."""
+        """Pages for `num_tokens` tokens more, by default for all; False, and nothing changes, when they do not fit."""
         end = len(self.tokens) if num_tokens is None else min(self.computed + num_tokens, len(self.tokens))
-        page_size = self.cache.page_size
-        pages = self.cache.allocate(pages_for(end, page_size) - pages_for(self.computed, page_size))
+        pages = self.cache.allocate(pages_for(end, self.cache.page_size) - len(self.pages))
         if pages is None:
             return False
         self.own.update(pages.tolist())
-        tail = self.slots[self.computed - self.computed % page_size :]
-        room = slots_of(np.append(tail[:1] // page_size, pages), page_size) if len(tail) else slots_of(pages, page_size)
-        self.slots = np.concatenate([self.slots, room[len(tail) :]])[:end]
+        self.pages = np.concatenate([self.pages, pages])
+        self.computed = end
         return True
 
     def insert(self) -> Inserted:
-        start = self.handle.length
-        inserted = self.cache.insert(self.handle, self.tokens[: self.computed], self.slots)
-        given = self.slots[start : self.handle.length : self.cache.page_size] // self.cache.page_size
+        first = self.handle.length // self.cache.page_size
+        inserted = self.cache.insert(self.handle, self.tokens[: self.computed], self.pages)
+        given = self.pages[first : self.handle.length // self.cache.page_size]
         self.own -= set(given.tolist()) - set(inserted.duplicate_pages.tolist())
         return inserted
 
     def adopt(self, inserted: Inserted) -> None:
         """Read the tree's pages from now on, and free the duplicates, which no step is reading."""
-        self.slots[inserted.start : inserted.start + len(inserted.slots)] = inserted.slots
+        first = inserted.start // self.cache.page_size
+        self.pages[first : first + len(inserted.pages)] = inserted.pages
         self.allocator.free(inserted.duplicate_pages)
         self.own -= set(inserted.duplicate_pages.tolist())
 

@@ -13,18 +13,20 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from radixfleet.types import BlockHash
 from worker.core.messages import BlockRun
 
 HashArray = npt.NDArray[np.uint64]
 
 
 class BlockEvents:
-    """Collects block hashes that the radix cache adds and evicts; a hash is in the cache at most once."""
+    """Collects block hashes that the radix cache adds and evicts; a hash is in the cache at most once.
+
+    They are only put on a pile while the scheduler works, and compared when somebody asks.
+    """
 
     def __init__(self) -> None:
-        self._added: set[BlockHash] = set()
-        self._evicted: set[BlockHash] = set()
+        self._added: list[HashArray] = []
+        self._evicted: list[HashArray] = []
         self._runs: list[BlockRun] | None = None
 
     @property
@@ -50,31 +52,22 @@ class BlockEvents:
 
     def add(self, hashes: HashArray) -> None:
         """These blocks are cached from now on."""
-        _move(hashes, cancels=self._evicted, else_into=self._added)
+        self._added.append(hashes)
 
     def evict(self, hashes: HashArray) -> None:
         """These blocks are cached no longer."""
-        _move(hashes, cancels=self._added, else_into=self._evicted)
+        self._evicted.append(hashes)
 
     def drain(self) -> tuple[HashArray, HashArray]:
         """(evicted, added) since the last drain: uint64, each sorted ascending, without a hash in common."""
-        evicted, added = _sorted(self._evicted), _sorted(self._added)
-        self._evicted.clear()
+        added, evicted = (np.concatenate([_NO_HASHES, *pile]) for pile in (self._added, self._evicted))
         self._added.clear()
-        return evicted, added
+        self._evicted.clear()
+        hashes, indices = np.unique(np.concatenate([added, evicted]), return_inverse=True)
+        # A block comes and goes by turns: it came once more often than it went, once less often, or as often.
+        came = np.bincount(indices[: len(added)], minlength=len(hashes))
+        went = np.bincount(indices[len(added) :], minlength=len(hashes))
+        return hashes[came < went], hashes[came > went]
 
 
-def _move(hashes: HashArray, *, cancels: set[BlockHash], else_into: set[BlockHash]) -> None:
-    blocks: list[BlockHash] = hashes.tolist()
-    if not cancels.isdisjoint(blocks):
-        cancelled = cancels.intersection(blocks)
-        cancels -= cancelled
-        else_into.update(cancelled.symmetric_difference(blocks))
-    else:
-        else_into.update(blocks)
-
-
-def _sorted(blocks: set[BlockHash]) -> HashArray:
-    array = np.fromiter(blocks, dtype=np.uint64, count=len(blocks))
-    array.sort()
-    return array
+_NO_HASHES: HashArray = np.empty(0, dtype=np.uint64)

@@ -36,15 +36,10 @@ def pages_for(num_tokens: int, page_size: int) -> int:
     return -(-num_tokens // page_size)
 
 
-def slots_of(pages: npt.NDArray[np.integer], page_size: int) -> Int32Array:
+def slots_of(pages: Int32Array, page_size: int) -> Int32Array:
     """The slots of `pages` [n], in order: int32 [n * page_size]."""
     offsets = np.arange(page_size, dtype=np.int32)
-    return (pages.astype(np.int32)[:, None] * np.int32(page_size) + offsets).ravel()
-
-
-def pages_of(slots: npt.NDArray[np.integer], page_size: int) -> Int32Array:
-    """Pages behind the slots [n] of consecutive positions that begin with a page: int32 [ceil(n / page_size)]."""
-    return (slots[::page_size] // page_size).astype(np.int32)
+    return ((pages * np.int32(page_size))[:, None] + offsets).ravel()
 
 
 class PageAllocator:

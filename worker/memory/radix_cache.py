@@ -35,7 +35,7 @@ Who has a page:
 Duplicates. Two requests may compute the same tokens at the same time. The tree keeps the pages that came first; those
 of the second stay that request's own and are named, once, in `Inserted.duplicate_pages`. They are not freed here,
 because a step in flight may still read them. The request may go on reading them and free them at its end, or switch to
-`Inserted.slots` and free them as soon as no launched step reads them.
+`Inserted.pages` and free them as soon as no launched step reads them.
 
 Flush drops all that no handle covers. What is locked stays and can be matched: its KV is as valid as before (new
 weights mean a new engine with a new cache). It becomes evictable when it is unlocked.
@@ -47,7 +47,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +56,7 @@ from radixfleet.blocks import BLOCK_TOKENS
 from worker.core.messages import BlockRun
 from worker.core.step import Int32Array
 from worker.memory.block_events import BlockEvents, HashArray
-from worker.memory.page_allocator import PageAllocator, PageError, slots_of
+from worker.memory.page_allocator import PageAllocator, PageError
 from worker.memory.portions import PER_NODE, Portions
 from worker.memory.radix_tree import (
     Node,
@@ -88,11 +87,16 @@ class Match(NamedTuple):
     page_size: int
     namespace: Namespace
     node: Node | None
-    """Where the match ended; None when nothing matched."""
+    """Where the match ended, the root where nothing matched; None when the namespace is empty."""
     cuts: int = 0
     """The node's, so that a later match of the same tokens knows whether it may go on from here, ..."""
     changes: int = 0
     """... and this one's, whether it need not look at all."""
+
+    @property
+    def is_current(self) -> bool:
+        """The same tokens with the same limit match the same prefix now."""
+        return self.node is not None and self.node.changes == self.changes
 
     @property
     def pages(self) -> Int32Array:
@@ -100,11 +104,6 @@ class Match(NamedTuple):
         if self.node is None:
             return _joined([])
         return _joined(pages_of_prefix(self.node, self.length // self.page_size, self.page_size))
-
-    @property
-    def slots(self) -> Int32Array:
-        """Slots of positions [0, length), int32, made anew on each access."""
-        return slots_of(self.pages, self.page_size)
 
 
 class Handle:
@@ -128,21 +127,14 @@ class Handle:
         return self.node.end
 
 
-@dataclass(frozen=True, slots=True)
-class Inserted:
-    """What `insert` did with positions [start, start + len(slots)): from the handle's old end to its new one."""
+class Inserted(NamedTuple):
+    """What `insert` did with the pages from position `start` on: from the handle's old end to its new one."""
 
     start: int
     pages: Int32Array
     """The tree's pages for them: the request's own where it was first."""
     duplicate_pages: Int32Array
     """Pages that the tree did not take: the request's, to free when no launched step reads them. Named once."""
-    page_size: int
-
-    @property
-    def slots(self) -> Int32Array:
-        """The tree's slots for them, int32, made anew on each access."""
-        return slots_of(self.pages, self.page_size)
 
 
 class RadixCache:
@@ -156,14 +148,11 @@ class RadixCache:
             )
         self.page_size = allocator.page_size
         self.block_events = BlockEvents()
-        self._offsets = np.arange(self.page_size, dtype=np.int32)
         self._allocator = allocator
         self._roots: dict[Namespace, Root] = {}
         self._evictable: OrderedDict[Node, None] = OrderedDict()
         self._evictable_pages = 0
         self._protected_pages = 0
-        self.version = 0
-        """Another number whenever what `match` finds may have changed."""
 
     @property
     def evictable_pages(self) -> int:
@@ -194,14 +183,16 @@ class RadixCache:
         earlier match of the same tokens with the same limit. As long as nothing of it was evicted the search goes on
         from its end, and costs what was cached since then, however long the prefix is.
         """
-        if known is not None and known.node is not None and known.node.changes == known.changes:
+        if known is not None and known.is_current:
             return known
         _check_dtype(tokens)
         page_size = self.page_size
         end = len(tokens) if limit is None else min(limit, len(tokens))
         end -= end % page_size
         found, position = _still_there(known)
-        node = found or self._roots.get(namespace)
+        if found is None:
+            found = self._roots.get(namespace)
+        node = found
         if found is not None and position < found.end:
             # It left the node's run here, unless the node has grown since.
             begin = position - found.start
@@ -226,7 +217,7 @@ class RadixCache:
         Raises PageError when the tree has lost the prefix since it was matched.
         """
         node: Node
-        if match.node is None:
+        if match.node is None or not match.length:
             node = self._roots.get(match.namespace) or self._roots.setdefault(
                 match.namespace, make_root(match.namespace)
             )
@@ -242,18 +233,21 @@ class RadixCache:
         self._acquire(node, until=None)
         return Handle(node)
 
-    def insert(self, handle: Handle, tokens: Int32Array, slots: Int32Array) -> Inserted:
+    def insert(self, handle: Handle, tokens: Int32Array, pages: Int32Array) -> Inserted:
         """Give the tree the whole pages of a sequence behind the handle's end, and move the handle to the end of them.
 
-        `tokens`, `slots` [n]: the sequence from position 0, as far as its KV is computed or is being computed by a
-        launched step; slots before the handle's end are not looked at. The tree takes over the pages it had no tokens
-        for; see `Inserted` for the others. The page of an unfinished tail stays the caller's. O(n - handle.length).
+        `tokens` [n]: the sequence from position 0, as far as its KV is computed or is being computed by a launched
+        step. `pages` [n / page_size or more]: theirs; those before the handle's end are not looked at. The tree takes
+        over the pages it had no tokens for; see `Inserted` for the others. The page of an unfinished tail stays the
+        caller's. O(n - handle.length). Raises PageError, with nothing changed, when there are too few pages.
         """
         _check_dtype(tokens)
         start, end = handle.length, len(tokens) - len(tokens) % self.page_size
         if end <= start:
-            return Inserted(start, _joined([]), _joined([]), self.page_size)
-        tree_pages = own_pages = self._whole_pages(slots[start:end])
+            return Inserted(start, _NO_PAGES, _NO_PAGES)
+        tree_pages = own_pages = pages[start // self.page_size : end // self.page_size]
+        if len(own_pages) * self.page_size != end - start:
+            raise PageError(f"{len(pages)} pages do not hold {end} tokens")
         node, position = handle.node, start
         while position < end:
             child = node.children.get(_page_at(tokens, position, self.page_size))
@@ -270,7 +264,7 @@ class RadixCache:
         self._acquire(node, until=handle.node)
         handle._node = node
         duplicates = _NO_PAGES if tree_pages is own_pages else own_pages[own_pages != tree_pages]
-        return Inserted(start, tree_pages, duplicates, self.page_size)
+        return Inserted(start, tree_pages, duplicates)
 
     def unlock(self, handle: Handle) -> None:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
@@ -312,7 +306,6 @@ class RadixCache:
             gone.append(hashes)
             wanted -= taken
         if freed:
-            self.version += 1
             self._evictable_pages -= num_pages
             self.block_events.evict(np.concatenate(gone))
             self._allocator.free(np.concatenate(freed))
@@ -393,15 +386,8 @@ class RadixCache:
         length = common_length(run, tokens)
         return length - length % self.page_size
 
-    def _whole_pages(self, slots: npt.NDArray[np.integer]) -> Int32Array:
-        pages = slots[:: self.page_size] // np.int32(self.page_size)
-        if (slots.reshape(-1, self.page_size) - (pages * np.int32(self.page_size))[:, None] != self._offsets).any():
-            raise PageError("the slots of a sequence do not fill whole pages in order")
-        return pages
-
     def _add(self, node: Node, handle: Handle, tokens: Int32Array, pages: Int32Array) -> Node:
         """Put the pages of what of `tokens` (from position 0) is behind `node` into the tree. Returns their node."""
-        self.version += 1
         hashes = hashes_behind(node, tokens)
         self.block_events.add(hashes)
         if self.block_events.are_followed and len(hashes):
@@ -429,6 +415,7 @@ class RadixCache:
     def _drop_if_empty(self, node: Node) -> None:
         if isinstance(node, Root) and not node.children and not node.locks:
             del self._roots[node.namespace]
+            node.changes += 1
 
 
 def _still_there(known: Match | None) -> tuple[Node | None, int]:

@@ -34,9 +34,9 @@ class Admission:
 
     def enqueue(self, request: Request) -> None:
         """Let a request wait for its turn."""
-        request.asked_version, request.known_match = -1, None
-        request.expected_cached = self._cached_tokens(request)
+        request.known_match = None
         self.queue.push(request)
+        self._match(request)
 
     def admit(self, running: Running, budget: int, seats: int, *, step_is_empty: bool) -> list[Piece]:
         """Take at most `seats` requests from the queue, and give each its first chunk: `budget` tokens together.
@@ -68,6 +68,7 @@ class Admission:
             if misses >= WINDOW or len(admitted) >= seats or not self._may_go_on(budget):
                 self._note_lack_of_rows()
                 break
+        self._holdings.provide()
         return admitted
 
     def _may_go_on(self, budget: int) -> bool:
@@ -80,7 +81,7 @@ class Admission:
         """
         forecast = self._forecast(kept)
         forecast.add(request, pages_for(len(request.fill_ids) - self._match(request).length, self._limits.page_size))
-        return forecast.peak_pages() <= self._holdings.allocator.total_pages
+        return forecast.fits(self._holdings.allocator.total_pages)
 
     def _note_lack_of_rows(self) -> None:
         if not self._holdings.table.free_rows:
@@ -118,7 +119,7 @@ class Admission:
         forecast.add(request, pages)
         holding = None
         if self._fits(forecast, pages):
-            holding = self._holdings.open(handle, match.slots, num_tokens)
+            holding = self._holdings.open(handle, match.pages, num_tokens)
         if holding is None:
             self._holdings.cache.unlock(handle)
         return holding
@@ -131,18 +132,19 @@ class Admission:
     def _fits(self, forecast: Forecast, candidate_pages: int) -> bool:
         """The peak of all in `forecast`, beside what is locked in the cache or leaving, stays within the pool."""
         others = self._holdings.used_pages - (forecast.own_pages - candidate_pages)
-        return others + forecast.peak_pages() <= self._holdings.allocator.total_pages
+        return forecast.fits(self._holdings.allocator.total_pages - others)
 
     def _cached_tokens(self, request: Request) -> int:
-        """What the cache has of it. Asked once for each version of the cache, which a decode does not change."""
-        version = self._holdings.cache.version
-        if request.asked_version != version:
-            request.asked_version, request.expected_cached = version, self._match(request).length
-        return request.expected_cached
+        """What the cache has of it; looked up again only where that may have changed."""
+        known = request.known_match
+        return (known if known is not None and known.is_current else self._match(request)).length
 
     def _match(self, request: Request) -> Match:
         """What the cache has of it; where logits are wanted, it is computed all the same."""
         cache, limit = self._holdings.cache, request.matchable_tokens
         match = cache.match(request.submit.namespace, request.fill_ids, limit, known=request.known_match)
         request.known_match = match
+        if match.length != request.expected_cached:
+            request.expected_cached = match.length
+            self.queue.recount(request)
         return match

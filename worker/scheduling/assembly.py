@@ -61,7 +61,7 @@ def row_start(request: Request, table: ReqToTokenPool) -> RowStart:
     submit, held = request.submit, request.held
     return RowStart(
         row=held.row,
-        prefix_slots=table.slots(held.row, 0, request.settled).copy(),
+        prefix_slots=table.slots(held.row, 0, request.settled),
         temperature=submit.temperature,
         top_p=submit.top_p,
         top_k=submit.top_k,
@@ -103,5 +103,5 @@ def assemble(
         samples=samples,
         relayed=relayed,
         input_ids=np.concatenate([np.zeros(num_decodes, dtype=np.int32), *input_ids]),
-        slots=np.concatenate([table.table[decodes.rows, decodes.starts], *slots]),
+        slots=np.concatenate([table.slots_at(decodes.rows, decodes.starts), *slots]),
     )

@@ -22,7 +22,7 @@ import math
 import numpy as np
 
 from worker.scheduling.request import Request
-from worker.scheduling.rows import Column, RowIndex, Rows
+from worker.scheduling.rows import RowIndex, Rows
 
 _MARGIN = 1.25
 _MEMORY = 50
@@ -64,47 +64,51 @@ class GrowthShare:
 
 
 class Forecast:
-    """The peak over a set of running requests, to which candidates are added. Made anew for each plan.
-
-    The arrays are sorted by what is to come, longest first.
-    """
+    """The peak over a set of running requests, to which candidates are added. Made anew for each plan."""
 
     def __init__(self, page_size: int, share: float) -> None:
         self._page_size = page_size
         self._share = share
-        self._to_come = self._own = self._rounding = np.empty(0, np.int64)
+        self._running = np.empty((3, 0), np.int64)
+        """To come, owned pages, and what rounding up to pages can add, in tokens; of those there were first, ..."""
+        self._added: list[tuple[int, int, int]] = []
+        """... and of the others."""
         self.own_pages = 0
         """Pages that the requests own now."""
+        self._growth = 0
+        """Tokens for which more pages are needed until each has all of its own, rounding up included."""
 
     def add(self, request: Request, own_pages: int) -> None:
-        """One request more, which owns `own_pages` pages, those for its whole prompt included."""
-        length = max(request.planned, len(request.fill_ids))
+        """A waiting request, which is going to own `own_pages` pages, those for its whole prompt included."""
+        length = len(request.fill_ids)
         to_come = math.ceil((request.final_tokens - length) * self._share)
         rounding = self._page_size - 1 - -length % self._page_size
-        place = len(self._to_come) - int(np.searchsorted(self._to_come[::-1], to_come, side="left"))
-        self._to_come = _inserted(self._to_come, place, to_come)
-        self._own = _inserted(self._own, place, own_pages)
-        self._rounding = _inserted(self._rounding, place, rounding)
+        self._added.append((to_come, own_pages, rounding))
         self.own_pages += own_pages
+        self._growth += to_come + rounding
 
     def add_all(self, running: RowIndex, rows: Rows) -> None:
-        """All of them, which hold what they own. Only once, and before the others."""
-        assert not len(self._to_come), "the first to be added"
+        """All of them, which hold what they own. Only once."""
+        assert not self._running.size, "they are added at once"
         own = rows.own_pages[running]
         length = np.maximum(rows.planned[running], rows.filled[running])
         to_come = np.ceil((rows.final[running] - length) * self._share).astype(np.int64)
-        longest_first = np.argsort(-to_come, kind="stable")
-        self._to_come, self._own = to_come[longest_first], own[longest_first]
-        self._rounding = (self._page_size - 1 - -length % self._page_size)[longest_first]
-        self.own_pages = int(own.sum())
+        rounding = self._page_size - 1 - -length % self._page_size
+        self._running = np.array([to_come, own, rounding])
+        self.own_pages += int(own.sum())
+        self._growth += int(to_come.sum() + rounding.sum())
+
+    def fits(self, num_pages: int) -> bool:
+        """Whether `num_pages` are enough at the peak. Where they are enough for all of all, nothing is sorted."""
+        return self.own_pages + self._growth // self._page_size <= num_pages or self.peak_pages() <= num_pages
 
     def peak_pages(self) -> int:
         """The most pages that they will own together."""
-        if not len(self._to_come):
+        added = np.array(self._added, np.int64).reshape(-1, 3).T
+        to_come, own, rounding = np.concatenate([self._running, added], axis=1)
+        if not len(to_come):
             return 0
-        growing = np.arange(1, len(self._to_come) + 1) * self._to_come
-        return int((self._own.cumsum() + (growing + self._rounding.cumsum()) // self._page_size).max())
-
-
-def _inserted(column: Column, place: int, value: int) -> Column:
-    return np.concatenate([column[:place], [value], column[place:]])
+        longest_first = np.argsort(-to_come, kind="stable")
+        growing = np.arange(1, len(to_come) + 1) * to_come[longest_first]
+        room = rounding[longest_first].cumsum()
+        return int((own[longest_first].cumsum() + (growing + room) // self._page_size).max())

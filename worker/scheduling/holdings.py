@@ -11,7 +11,8 @@ KV is known to be there and not at launch: a launched step can still fail, and t
 have written.
 
 Taking is all or nothing: `open` and `grow` change nothing when there are too few pages. What is taken comes from the
-free list, then from evictable prefixes. `release` is called by the scheduler's `_retire` and nowhere else.
+free list, then from evictable prefixes. `open` only promises pages, and `provide` takes those of all that were opened
+since: one eviction a step instead of one a request. `release` is called by the scheduler's `_retire` and nowhere else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from worker.core.step import Int32Array
-from worker.memory.page_allocator import PageAllocator, pages_for, pages_of, slots_of
+from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import Handle, RadixCache
 from worker.memory.req_to_token import ReqToTokenPool
 from worker.scheduling.rows import RowIndex, Rows
@@ -53,51 +54,63 @@ class Holdings:
         self.cache = cache
         self.page_size = allocator.page_size
         self.rows = Rows(table.max_rows)
+        self._promised: list[tuple[int, Int32Array, int]] = []
+        """(row, pages of its prefix, pages that are to follow them)."""
+        self._num_promised = 0
 
     @property
     def available_pages(self) -> int:
-        """Pages that can be had now: free ones and evictable ones."""
-        return self.cache.available_pages
+        """Pages that can be had now: free ones and evictable ones that nobody was promised."""
+        return self.cache.available_pages - self._num_promised
 
     @property
     def used_pages(self) -> int:
         """Pages that cannot be had now: locked in the cache, or requests' own."""
         return self.allocator.total_pages - self.available_pages
 
-    def open(self, handle: Handle, prefix_slots: Int32Array, num_tokens: int) -> Holding | None:
-        """Take a row, and pages for positions [len(prefix_slots), num_tokens); the rest of the first is `handle`'s.
+    def open(self, handle: Handle, prefix_pages: Int32Array, num_tokens: int) -> Holding | None:
+        """Take a row, and pages for what of `num_tokens` positions is behind `prefix_pages`, which are `handle`'s.
 
         None, with nothing changed, when there is no row or there are too few pages; `handle` stays the caller's then.
+        The row names its pages once `provide` was called.
         """
-        matched = len(prefix_slots)
-        row = self.table.take_row()
+        num_pages = pages_for(num_tokens, self.page_size) - len(prefix_pages)
+        row = self.table.take_row() if num_pages <= self.available_pages else None
         if row is None:
             return None
-        pages = self.cache.allocate(pages_for(num_tokens - matched, self.page_size))
-        if pages is None:
-            self.table.release_row(row)
-            return None
-        self.table.write(row, 0, prefix_slots)
-        self.table.write(row, matched, slots_of(pages, self.page_size))
+        self._promised.append((row, prefix_pages, num_pages))
+        self._num_promised += num_pages
         self.rows.clear(row)
-        self.rows.allocated[row] = matched + len(pages) * self.page_size
-        self.rows.own_pages[row] = len(pages)
-        return Holding(self.rows, row, handle, matched)
+        self.rows.allocated[row] = (len(prefix_pages) + num_pages) * self.page_size
+        self.rows.own_pages[row] = num_pages
+        return Holding(self.rows, row, handle, len(prefix_pages) * self.page_size)
+
+    def provide(self) -> None:
+        """Take the pages that were promised, all at once."""
+        if not self._promised:
+            return
+        pages = self.cache.allocate(self._num_promised)
+        assert pages is not None, "what is promised can be had"
+        for row, prefix_pages, num_pages in self._promised:
+            self.table.write(row, 0, np.concatenate([prefix_pages, pages[:num_pages]]))
+            pages = pages[num_pages:]
+        self._promised.clear()
+        self._num_promised = 0
 
     def grow(self, rows: RowIndex) -> bool:
         """One page more for each of `rows`, all different; False, with nothing changed, when there are too few."""
         pages = self.cache.allocate(len(rows))
         if pages is None:
             return False
-        slots = slots_of(pages, self.page_size).reshape(-1, self.page_size)
-        self.table.write_each(rows, self.rows.allocated[rows], slots)
+        self.table.write_each(rows, self.rows.allocated[rows] // self.page_size, pages)
         self.rows.allocated[rows] += self.page_size
         self.rows.own_pages[rows] += 1
         return True
 
     def keep(self, holding: Holding, tokens: Int32Array) -> None:
         """Let the cache have the whole pages of `tokens`, the request's tokens from position 0 whose KV is there."""
-        inserted = self.cache.insert(holding.handle, tokens, self.table.slots(holding.row, 0, len(tokens)))
+        pages = self.table.pages_between(holding.row, 0, pages_for(len(tokens), self.page_size))
+        inserted = self.cache.insert(holding.handle, tokens, pages)
         if len(inserted.duplicate_pages):
             holding.duplicates.append(inserted.duplicate_pages)
         self.rows.own_pages[holding.row] -= len(inserted.pages) - len(inserted.duplicate_pages)
@@ -112,8 +125,8 @@ class Holdings:
 
     def own_pages(self, holding: Holding) -> Int32Array:
         """The pages that are the request's own: duplicates, and what lies behind the cached prefix."""
-        tail = self.table.slots(holding.row, holding.handle.length, holding.allocated)
-        return np.concatenate([*holding.duplicates, pages_of(tail, self.page_size)])
+        first, end = holding.handle.length // self.page_size, holding.allocated // self.page_size
+        return np.concatenate([*holding.duplicates, self.table.pages_between(holding.row, first, end)])
 
     def num_own_pages(self, holding: Holding) -> int:
         """How many `own_pages` are."""

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from worker.memory.page_allocator import pages_of
 from worker.memory.portions import Portions
 from worker.scheduling.assembly import Launched
 from worker.scheduling.holdings import Holdings
@@ -72,7 +71,7 @@ def _check_frontiers(holdings: Holdings, request: Request) -> None:
     assert columns.filled[held.row] == len(request.fill_ids), f"{name}: what is to be computed is counted wrongly"
     assert columns.final[held.row] == request.final_tokens, f"{name}: its row is another's"
     assert held.matched <= held.handle.length <= max(request.settled, held.matched), f"{name}: unsettled KV is cached"
-    row_pages = pages_of(holdings.table.slots(held.row, 0, held.allocated), holdings.page_size)
+    row_pages = holdings.table.pages_between(held.row, 0, held.allocated // holdings.page_size)
     locked = []
     node = held.handle.node
     while node.parent is not None:

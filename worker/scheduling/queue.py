@@ -42,6 +42,8 @@ class WaitingQueue:
         """By the request that they wait for."""
         self._held_until: dict[Request, int] = {}
         """Positions of that request which must have settled before the first of them can go on."""
+        self.prompt_tokens = 0
+        """Tokens that those who wait have to compute, as far as is known."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -64,6 +66,13 @@ class WaitingQueue:
         key = self._key(request)
         insort(self._keys, key)
         self._requests[key] = request
+        self.recount(request)
+
+    def recount(self, request: Request) -> None:
+        """What is known of a request that waits has changed."""
+        tokens = len(request.fill_ids) - request.expected_shared
+        self.prompt_tokens += tokens - request.counted_tokens
+        request.counted_tokens = tokens
 
     def take(self, request: Request) -> None:
         """Take a request out because it is admitted, which counts against the older ones that it overtakes."""
@@ -76,6 +85,8 @@ class WaitingQueue:
         """Take a request out, wherever it stands."""
         key = self._key(request)
         del self._requests[key]
+        self.prompt_tokens -= request.counted_tokens
+        request.counted_tokens = 0
         if request.waits_for is None:
             del self._keys[bisect_left(self._keys, key)]
             return
@@ -89,6 +100,7 @@ class WaitingQueue:
         assert request.waits_for is not None, "nobody to wait for"
         del self._keys[bisect_left(self._keys, self._key(request))]
         self._hold(request, *request.waits_for)
+        self.recount(request)
 
     def let_go(self) -> None:
         """Give back their places to those whose wait is over."""
@@ -100,6 +112,7 @@ class WaitingQueue:
                     self._hold(request, *request.waits_for)
                 else:
                     insort(self._keys, self._key(request))
+                    self.recount(request)
 
     def candidates(self, cached_tokens: Callable[[Request], int], most: int) -> list[Request]:
         """Those to try, best first: at most `most`, none that is held.
@@ -108,9 +121,7 @@ class WaitingQueue:
         """
         free = [self._requests[key] for key in self._keys[: WINDOW if self._order == "lpm" else most]]
         if self._order == "lpm":
-            for request in free:
-                request.expected_cached = cached_tokens(request)
-            free.sort(key=self._lpm_rank)
+            free.sort(key=lambda request: self._lpm_rank(request, cached_tokens(request)))
         return free
 
     def _hold(self, request: Request, other: Request, until: int) -> None:
@@ -124,7 +135,7 @@ class WaitingQueue:
         priority = request.submit.priority if self._order == "priority" else 0
         return (is_new, -priority, request.arrival)
 
-    def _lpm_rank(self, request: Request) -> tuple[bool, int]:
+    def _lpm_rank(self, request: Request, cached: int) -> tuple[bool, int]:
         """Ascending; ties keep the order of arrival, as sorting is stable."""
         goes_first = request.was_admitted or request.overtaken >= self._max_overtakes
-        return (not goes_first, 0 if goes_first else -request.expected_cached)
+        return (not goes_first, 0 if goes_first else -cached)

@@ -53,7 +53,7 @@ class Entry:
 
     def __get__(self, request: Request, owner: type | None = None) -> int:
         held = request.holding
-        return 0 if held is None else int(getattr(held.rows, self._name)[held.row])
+        return 0 if held is None else int(getattr(held.rows, self._name).item(held.row))
 
     def __set__(self, request: Request, value: int) -> None:
         held = request.held
@@ -74,9 +74,9 @@ class Request:
     expected_cached: int = 0
     """While waiting: tokens of `fill_ids` that the cache held when it was last asked, ..."""
     known_match: Match | None = None
-    """... what it found, ..."""
-    asked_version: int = -1
-    """... and at which version of its content that was."""
+    """... and what it found."""
+    counted_tokens: int = 0
+    """What the queue's `prompt_tokens` has of it."""
     overtaken: int = 0
     """Requests that arrived later and were admitted earlier."""
     waits_for: tuple[Request, int] | None = None

@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from worker.core.step import StepPlan
+
 Column = npt.NDArray[np.int64]
 RowIndex = npt.NDArray[np.int64]
 """Rows, in the order of their requests' admission."""
@@ -49,13 +51,15 @@ class Rows:
         """The row is nobody's."""
         self._all[:, row] = 0
 
-    def launched(self, decodes: RowIndex, step: int) -> None:
-        """A step computes one token of each."""
-        self.planned[decodes] += 1
-        self.in_flight[decodes] += 1
-        self.samples_in_flight[decodes] += 1
-        self.to_sample[decodes] -= 1
-        self.last_step[decodes] = step
+    def launched(self, plan: StepPlan) -> None:
+        """A step computes the next tokens of each of its rows."""
+        # As wide as the columns: numpy would convert them again for each.
+        rows, samples = plan.rows.astype(np.int64), plan.samples.astype(np.int64)
+        self.planned[rows] += plan.lengths
+        self.in_flight[rows] += 1
+        self.samples_in_flight[rows] += samples
+        self.to_sample[rows] -= samples
+        self.last_step[rows] = plan.step
 
     def computed(self, decodes: RowIndex, starts: npt.NDArray[np.integer]) -> None:
         """It has: the tokens at positions `starts` have their KV, and what was sampled from them is known."""

@@ -39,7 +39,7 @@ from radixfleet.types import FinishReason, Load
 from worker.core.messages import Ended, StepOutputs, Submit
 from worker.core.step import StepPlan, StepResult
 from worker.memory.advisor import Advice, Stage
-from worker.memory.page_allocator import PageAllocator, pages_for
+from worker.memory.page_allocator import PageAllocator
 from worker.memory.radix_cache import RadixCache
 from worker.memory.req_to_token import ReqToTokenPool
 from worker.scheduling.admission import Admission
@@ -68,8 +68,8 @@ class Scheduler:
         self.counters = Counters()
         allocator = PageAllocator(limits.num_pages, limits.page_size)
         self.cache = RadixCache(allocator)
-        row_length = pages_for(limits.max_context_tokens, limits.page_size) * limits.page_size
-        self.holdings = Holdings(allocator, ReqToTokenPool(limits.max_running_requests, row_length), self.cache)
+        table = ReqToTokenPool(limits.max_running_requests, limits.max_context_tokens, limits.page_size)
+        self.holdings = Holdings(allocator, table, self.cache)
         self._admission = Admission(limits, self.holdings)
         self._launched: deque[Launched] = deque()
         self._num_planned = 0
@@ -203,13 +203,12 @@ class Scheduler:
     def load(self) -> Load:
         """What is being done and what waits; cached prefixes that nobody uses are no load."""
         queue = self._admission.queue
-        waiting = sum(len(request.fill_ids) - request.expected_shared for request in queue)
         rows, columns = self._lifecycle.running.rows, self.holdings.rows
         computing = int(np.maximum(columns.filled[rows] - columns.settled[rows], 0).sum())
         return Load(
             running_requests=len(self._lifecycle.running),
             waiting_requests=len(queue),
-            outstanding_prompt_tokens=waiting + computing,
+            outstanding_prompt_tokens=queue.prompt_tokens + computing,
             kv_protected_tokens=self.holdings.used_pages * self.limits.page_size,
             kv_evictable_tokens=self.cache.evictable_pages * self.limits.page_size,
         )
@@ -227,6 +226,8 @@ class Scheduler:
         returning = [request for request in leaving if request.state is State.RETRACTED]
         open_uids = {request.uid for request in waiting + running + returning}
         assert self._lifecycle.requests.keys() == open_uids, "a request that has not ended is nowhere, or the reverse"
+        counted = sum(len(request.fill_ids) - request.expected_shared for request in waiting)
+        assert self._admission.queue.prompt_tokens == counted, "the tokens that wait are miscounted"
 
     def _learn_from(self, result: StepResult, launched: Launched) -> Advice | None:
         """Adapt the size of steps to what became of one. The advice, if its one request is to be given up."""
@@ -261,16 +262,10 @@ class Scheduler:
             self._lifecycle.left_rows.clear()
         for request in restarted:
             request.restarts = 0
-        self.holdings.rows.launched(decodes.rows, plan.step)
+        self.holdings.rows.launched(plan)
         for chunk in chunks:
-            request = chunk.request
-            request.planned += chunk.length
-            request.in_flight += 1
-            request.samples_in_flight += chunk.samples
-            request.to_sample -= chunk.samples
-            request.last_step = plan.step
-            if request.planned >= len(request.fill_ids):
-                request.state = State.DECODE
+            if chunk.start + chunk.length == len(chunk.request.fill_ids):
+                chunk.request.state = State.DECODE
         self._launched.append(Launched(plan.step, decodes, chunks, plan.slots))
         self.counters.launched(len(decodes.rows), plan.num_tokens - len(decodes.rows))
         return plan

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support.cached_sequence import int32
-from worker.memory.page_allocator import PageAllocator, PageError, pages_for, pages_of, slots_of
+from worker.memory.page_allocator import PageAllocator, PageError, pages_for, slots_of
 
 
 def test_hands_out_every_page_but_the_padding_sink_once() -> None:
@@ -79,10 +79,9 @@ def test_refuses_a_pool_without_room(num_pages: int, page_size: int) -> None:
         PageAllocator(num_pages, page_size)
 
 
-def test_slots_and_pages_translate_both_ways() -> None:
+def test_pages_have_consecutive_slots() -> None:
     slots = slots_of(int32([3, 1]), page_size=4)
     assert slots.tolist() == [12, 13, 14, 15, 4, 5, 6, 7]
-    assert pages_of(slots, page_size=4).tolist() == [3, 1]
-    assert pages_of(slots[:5], page_size=4).tolist() == [3, 1]
-    assert pages_of(slots[:0], page_size=4).tolist() == []
+    assert slots.dtype == np.int32
+    assert slots_of(int32([]), page_size=4).tolist() == []
     assert [pages_for(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]

@@ -85,7 +85,7 @@ class TestInsert:
         assert pool.allocator.free_pages == free
         assert not pool.allocator.is_free(inserted.duplicate_pages).any()
         assert inserted.duplicate_pages.tolist() == [4, 5]
-        assert inserted.slots.tolist() == [*range(4, 12), *range(24, 28)]
+        assert inserted.pages.tolist() == [1, 2, 6]
         assert second.own == {4, 5}
         assert second.insert().duplicate_pages.tolist() == [], "named twice, they would be freed twice"
         pool.check()
@@ -99,7 +99,7 @@ class TestInsert:
         assert second.compute()
         first.end()
         second.adopt(second.insert())
-        assert second.slots.tolist() == first.slots.tolist()
+        assert second.pages.tolist() == first.pages.tolist()
         assert pool.allocator.free_pages + 3 == pool.allocator.total_pages
         second.end()
 
@@ -117,21 +117,21 @@ class TestInsert:
         sequence = pool.sequence(range(12))
         assert sequence.compute(3)
         inserted = sequence.insert()
-        assert (inserted.start, len(inserted.slots), len(inserted.duplicate_pages)) == (0, 0, 0)
+        assert (inserted.start, len(inserted.pages), len(inserted.duplicate_pages)) == (0, 0, 0)
         assert sequence.handle.length == 0
         sequence.end()
 
-    def test_slots_that_do_not_fill_pages_are_refused_whole(self, pool: Pool) -> None:
+    def test_tokens_with_too_few_pages_are_refused_whole(self, pool: Pool) -> None:
         """Behaviour 12, the cache's part: a refused insertion changes nothing."""
         sequence = pool.sequence(range(8))
         assert sequence.compute()
-        good = sequence.slots.copy()
-        sequence.slots[5] += 1
-        with pytest.raises(PageError, match="whole pages"):
+        pages = sequence.pages
+        sequence.pages = pages[:1]
+        with pytest.raises(PageError, match="1 pages do not hold 8 tokens"):
             sequence.insert()
         pool.check()
         assert pool.cache.total_pages == 0
-        sequence.slots = good
+        sequence.pages = pages
         sequence.end()
 
     def test_the_tree_keeps_no_view_of_the_callers_arrays(self, pool: Pool) -> None:
@@ -139,6 +139,7 @@ class TestInsert:
         assert sequence.compute()
         sequence.insert()
         sequence.tokens[:] = 9
-        assert pool.cached(range(8)) == 8
+        sequence.pages[:] = 9
+        assert pool.cache.match(NAMESPACE, int32(range(8))).pages.tolist() == [1, 2]
         sequence.tokens[:] = range(8)
         sequence.end()

@@ -15,15 +15,16 @@ TOKENS = np.arange(40, dtype=np.int32)
 
 def make_holdings(num_pages: int = 20, max_rows: int = 3) -> Holdings:
     allocator = PageAllocator(num_pages + 1, 4)
-    return Holdings(allocator, ReqToTokenPool(max_rows, 80), RadixCache(allocator))
+    return Holdings(allocator, ReqToTokenPool(max_rows, 80, 4), RadixCache(allocator))
 
 
 def open_for(holdings: Holdings, tokens: np.ndarray, num_tokens: int | None = None) -> Holding | None:
     match = holdings.cache.match(("m",), tokens, limit=len(tokens) - 1)
     handle = holdings.cache.lock(match)
-    holding = holdings.open(handle, match.slots, num_tokens or len(tokens))
+    holding = holdings.open(handle, match.pages, num_tokens or len(tokens))
     if holding is None:
         holdings.cache.unlock(handle)
+    holdings.provide()
     return holding
 
 
@@ -109,6 +110,30 @@ def test_opening_takes_nothing_when_a_row_or_a_page_is_lacking(num_pages: int, m
     assert open_for(holdings, np.append(TOKENS[:12], TOKENS[:14])) is None
     assert (holdings.table.free_rows, holdings.used_pages, holdings.cache.protected_pages) == before
     holdings.release(first)
+    assert holdings.used_pages == 0
+
+
+def test_pages_are_promised_and_then_taken_for_all_at_once() -> None:
+    holdings = make_holdings(num_pages=8)
+    known = opened(holdings, TOKENS[:12])
+    holdings.keep(known, TOKENS[:12])
+    holdings.release(known)
+    handles = [holdings.cache.lock(holdings.cache.match(("m",), TOKENS[:4])) for _ in range(3)]
+    first = holdings.open(handles[0], handles[0].node.pages, 16)
+    assert first is not None
+    assert (holdings.available_pages, holdings.allocator.free_pages) == (4, 5)
+    assert holdings.open(handles[1], handles[1].node.pages, 24) is None, "one page too many"
+    second = holdings.open(handles[1], handles[1].node.pages, 20)
+    assert second is not None
+    assert (holdings.available_pages, holdings.used_pages, holdings.cache.total_pages) == (0, 8, 3)
+    holdings.provide()
+    assert (holdings.available_pages, holdings.used_pages, holdings.cache.total_pages) == (0, 8, 1)
+    assert holdings.table.slots(first.row, 0, 4).tolist() == holdings.table.slots(second.row, 0, 4).tolist()
+    taken = [*holdings.own_pages(first).tolist(), *holdings.own_pages(second).tolist()]
+    assert len(set(taken)) == len(taken) == 7
+    holdings.cache.unlock(handles[2])
+    holdings.release(first)
+    holdings.release(second)
     assert holdings.used_pages == 0
 
 

@@ -52,8 +52,9 @@ def unlock_a_prefix(scheduler: Scheduler, request: Request) -> None:
 
 
 def change_a_row_in_flight(scheduler: Scheduler, request: Request) -> None:
-    table = scheduler.holdings.table.table
-    table[request.held.row, request.planned - 1] = table[scheduler._lifecycle.requests[2].held.row, 0]
+    table = scheduler.holdings.table
+    last = (request.planned - 1) // table.page_size
+    table.pages[request.held.row, last] = table.pages[scheduler._lifecycle.requests[2].held.row, 0]
 
 
 def settle_more_than_planned(scheduler: Scheduler, request: Request) -> None:
@@ -74,6 +75,10 @@ def wait_while_running(scheduler: Scheduler, request: Request) -> None:
 
 def finish_without_leaving(scheduler: Scheduler, request: Request) -> None:
     request.state = State.FINISHED
+
+
+def miscount_what_waits(scheduler: Scheduler, request: Request) -> None:
+    scheduler._admission.queue.prompt_tokens += 1
 
 
 def forget_a_request(scheduler: Scheduler, request: Request) -> None:
@@ -99,6 +104,7 @@ def drop_a_launched_step(scheduler: Scheduler, request: Request) -> None:
         miscount_samples,
         wait_while_running,
         finish_without_leaving,
+        miscount_what_waits,
         forget_a_request,
         drop_a_launched_step,
     ],

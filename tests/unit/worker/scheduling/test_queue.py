@@ -137,7 +137,7 @@ class TestHolding:
         """A request that is being computed, and what it holds."""
         other = make_request(1)
         allocator = PageAllocator(9, 4)
-        holdings = Holdings(allocator, ReqToTokenPool(1, 64), RadixCache(allocator))
+        holdings = Holdings(allocator, ReqToTokenPool(1, 64, 4), RadixCache(allocator))
         handle = holdings.cache.lock(holdings.cache.match(("m",), other.fill_ids))
         holding = holdings.open(handle, np.empty(0, dtype=np.int32), 3)
         assert holding is not None
