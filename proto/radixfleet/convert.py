@@ -40,6 +40,8 @@ ValueT = TypeVar("ValueT", bound="DataclassInstance")
 JsonT = TypeVar("JsonT", dict[str, Any], list[Any])
 _JSON_NAMES: Mapping[type, str] = {dict: "object", list: "array"}
 
+_CHARACTER_BYTES = 4
+"""Of UTF-8, at most."""
 MAX_NAME_BYTES = 1024
 """Of request_id, model, cache_salt and lease_id."""
 
@@ -47,7 +49,10 @@ MAX_NAME_BYTES = 1024
 def check_names(request: inference_pb2.GenerateRequest) -> None:
     """Refuse names too long for logs, metrics and headers."""
     for name in ("request_id", "model", "cache_salt", "lease_id"):
-        size = len(getattr(request, name).encode())
+        text = getattr(request, name)
+        if len(text) * _CHARACTER_BYTES <= MAX_NAME_BYTES:
+            continue
+        size = len(text.encode())
         if size > MAX_NAME_BYTES:
             raise InvalidRequest(f"{name} has {size} bytes; at most {MAX_NAME_BYTES} are allowed", field=name)
 

@@ -96,8 +96,7 @@ class Visitor:
     async def admitted(self, messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """The messages, for as long as the client's key is known here. Raises Unauthenticated."""
         async for message in messages:
-            if not self._guard.is_open:
-                self._guard.admit(Door.CLIENT, self._key)
+            self._guard.admit(Door.CLIENT, self._key)
             yield message
 
     def visit(self) -> AbstractContextManager[None]:

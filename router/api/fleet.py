@@ -55,7 +55,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         visitor = Visitor(self._guard, context)
         await context.send_initial_metadata(())
         stream = RouteStream(self._routing, context.write, visitor.visit if self._guard.has_limits else None)
-        await stream.serve(visitor.admitted(request_iterator))
+        await stream.serve(request_iterator if self._guard.is_open else visitor.admitted(request_iterator))
 
     async def Explain(self, request: fleet_pb2.ExplainRequest, context: Context) -> fleet_pb2.ExplainResponse:
         """Where a prompt would go, and what each worker would cost."""

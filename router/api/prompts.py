@@ -21,7 +21,7 @@ from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
 from radixfleet.guard import client_salt
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
-from radixfleet.types import ModelInfo, PromptForm, SamplingParams, TokenArray
+from radixfleet.types import BlockHash, ModelInfo, PromptForm, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
 from router.api.plain_text import stand_ins
 from router.api.prompt_length import check_text, check_tokens
@@ -121,11 +121,13 @@ class Prompts:
         return ServedModel(info, tokenizer)
 
     def _informed(self, name: str) -> ModelInfo:
-        workers = self._registry.group(name).workers
+        group = self._registry.group(name)
+        if group.common_model is not None:
+            return group.common_model
         # Those that told their tokenizer know most. Else workers that are in use decide; among those, the longest
         # context.
         best = max(
-            workers,
+            group.workers,
             key=lambda worker: (not worker.is_text_engine, not worker.ineligible_reason, worker.max_context_tokens),
         )
         assert best.facts is not None, "a worker that serves a model has told its facts"
@@ -228,7 +230,7 @@ def _prepare_text(
         raise InvalidRequest("prompt is empty", field="prompt")
     if max_tokens is not None:
         check_tokens(len(tokens), max_tokens)
-    seed = seed_hash(namespace(model.info.model, request.cache_salt))
+    seed = _seed(model.info.model, request.cache_salt)
     return PreparedRequest(
         request_id=request.request_id,
         model=model.info.model,
@@ -259,7 +261,7 @@ def _prepare(
     request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None, *, look_aside: bool
 ) -> PreparedRequest:
     tokens = _tokens(request.prompt, model, max_tokens)
-    seed = seed_hash(namespace(model.info.model, request.cache_salt))
+    seed = _seed(model.info.model, request.cache_salt)
     # A prompt whose log probabilities are asked for is computed whole, so no worker is cheaper for what it has cached.
     is_cacheable = not request.sampling.HasField("prompt_logprobs")
     hashes: HashArray = chain_hashes(seed, tokens) if is_cacheable else np.zeros(0, dtype=np.uint64)
@@ -276,12 +278,19 @@ def _prepare(
         resumable=request.resume,
         look_aside=look_aside,
     )
+    if not request.HasField("generated"):
+        return prepared
     generated = convert.unpack_tokens(request.generated, "generated")
     if not len(generated):
         return prepared
     if model.info.vocab_size:
         convert.check_tokens(generated, vocab_size=model.info.vocab_size, field="generated")
     return prepared.continued(generated)
+
+
+@lru_cache(maxsize=1024)
+def _seed(model: str, cache_salt: str) -> BlockHash:
+    return seed_hash(namespace(model, cache_salt))
 
 
 def _is_small(tokens: inference_pb2.TokenIds) -> bool:
@@ -296,8 +305,11 @@ def _packed(request: inference_pb2.GenerateRequest, tokens: TokenArray) -> infer
 
 
 def _sent_by_the_client(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:
-    """What the router keeps of a message that it sends nowhere."""
-    return inference_pb2.GenerateRequest(priority=request.priority)
+    """What the router keeps of a message that it sends nowhere; read, never written."""
+    return inference_pb2.GenerateRequest(priority=request.priority) if request.priority else _NOTHING
+
+
+_NOTHING = inference_pb2.GenerateRequest()
 
 
 def _checked_sampling(message: inference_pb2.SamplingParams, vocab_size: int | None) -> SamplingParams:

@@ -22,6 +22,9 @@ class ModelGroup:
         """Of their tokenizers; more than one only while a fleet changes its model."""
         self.shortest_context = min((worker.max_context_tokens for worker in workers), default=0)
         self.all_native = all(worker.is_native for worker in workers)
+        is_common = self.all_native and bool(models) and all(model == models[0] for model in models[1:])
+        self.common_model = models[0] if is_common else None
+        """What all of them tell of their model; None: they differ, or are not all of our own dialect."""
         self._places = {worker.slot: place for place, worker in enumerate(workers)}
         self._view = FleetView(worker.view for worker in workers)
         self._stale = {worker for worker in workers if not worker.breaker.is_closed}

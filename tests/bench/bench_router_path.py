@@ -8,6 +8,7 @@ the way that requests take:
     calls       client -> router -> worker, a call for each request (--no-link)
     link        client -> router -> worker, one stream for all requests
     look-aside  client asks the router (Fleet.Route), then worker
+    routed      the same, asked over one stream (Fleet.RouteStream)
 
 With --peers smg sglang-router, beside them, over HTTP, before workers that do as little:
 
@@ -44,6 +45,7 @@ import psutil
 
 from radixfleet.channel import open_channel
 from radixfleet.convert import pack_tokens
+from radixfleet.route_asker import RouteAsker
 from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import Capacity
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2
@@ -254,23 +256,34 @@ def straight(stub: inference_pb2_grpc.InferenceStub) -> Callable[[Question, bool
 
 
 def look_aside(
-    fleet: fleet_pb2_grpc.FleetStub, workers: dict[str, inference_pb2_grpc.InferenceStub]
+    route: Callable[[Request], Awaitable[fleet_pb2.RouteResponse]], workers: dict[str, inference_pb2_grpc.InferenceStub]
 ) -> Callable[[Question, bool], Awaitable[tuple[float, float]]]:
-    """By Route, and then from the worker."""
+    """Ask the router, and then the worker."""
 
     async def send(question: Question, streamed: bool) -> tuple[float, float]:
         request = request_of(question, streamed)
         began_s = time.perf_counter()
-        route = await fleet.Route(fleet_pb2.RouteRequest(request=request))
+        routed = await route(request)
+        token_ids = routed.token_ids if routed.HasField("token_ids") else question.prompt.token_ids
         direct = Request(
-            prompt=inference_pb2.Prompt(token_ids=route.token_ids),
+            prompt=inference_pb2.Prompt(token_ids=token_ids),
             sampling=request.sampling,
-            lease_id=route.lease_id,
+            lease_id=routed.lease_id,
             request_id=request.request_id,
         )
-        return await stream(workers[route.address], direct, began_s)
+        return await stream(workers[routed.address], direct, began_s)
 
     return send
+
+
+def by_calls(fleet: fleet_pb2_grpc.FleetStub) -> Callable[[Request], Awaitable[fleet_pb2.RouteResponse]]:
+    """Fleet.Route."""
+
+    async def route(request: Request) -> fleet_pb2.RouteResponse:
+        routed: fleet_pb2.RouteResponse = await fleet.Route(fleet_pb2.RouteRequest(request=request))
+        return routed
+
+    return route
 
 
 def by_http(port: int) -> Callable[[Question, bool], Awaitable[tuple[float, float]]]:
@@ -329,8 +342,11 @@ async def our_ways(stack: AsyncExitStack, folder: Path) -> list[Way]:
         await until_serving(inference)
         ways.append(Way(name, straight(inference), "direct", process=router))
         if name == "link":
-            aside = look_aside(fleet_pb2_grpc.FleetStub(channel), workers)
-            ways.append(Way("look-aside", aside, "direct", process=router))
+            fleet = fleet_pb2_grpc.FleetStub(channel)
+            asker = RouteAsker(fleet)
+            stack.push_async_callback(asker.close)
+            ways.append(Way("look-aside", look_aside(by_calls(fleet), workers), "direct", process=router))
+            ways.append(Way("routed", look_aside(asker.route, workers), "direct", process=router))
     return ways
 
 

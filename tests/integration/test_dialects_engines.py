@@ -17,6 +17,7 @@ from router.app import Router, running_router
 from router.workers.state import WorkerState
 from tests.support.fake_worker import FakeWorker
 from tests.support.foreign_engine import Dialect, ForeignEngine, alphabet
+from tests.support.look_aside import asking_by, both_forms
 from tests.support.router_fixture import NO_RETRY, fake_worker, settings
 from tests.support.waiting import until
 
@@ -214,15 +215,16 @@ async def test_our_workers_and_engines_serve_one_model_together(make: Callable[.
         assert served == {"ours", engine.worker_id}
 
 
-async def test_look_aside_never_sends_a_client_to_an_engine(make: Callable[..., ForeignEngine]) -> None:
+@both_forms
+async def test_look_aside_never_sends_a_client_to_an_engine(make: Callable[..., ForeignEngine], form: str) -> None:
     """A native client could not talk to it."""
     async with behind_router(make()) as fleet:
         with pytest.raises(Unavailable, match="other dialects"):
-            await fleet.client.route(PROMPT)
+            await asking_by(fleet.client, form).route(PROMPT)
     own, engine = fake_worker("ours", max_context_tokens=4096), make(model="fake-model")
     async with behind_router(own, engine) as fleet:
         for _ in range(4):
-            assert (await fleet.client.route(PROMPT)).address == own.address
+            assert (await asking_by(fleet.client, form).route(PROMPT)).address == own.address
         fleet.router.look_aside.close()
 
 

@@ -15,6 +15,7 @@ from radixfleet.errors import InvalidRequest, Unavailable, UnknownWorker
 from radixfleet.types import Load, MemoryPools, WorkerStatus
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.fake_worker import Script
+from tests.support.look_aside import asking_by, both_forms
 from tests.support.router_fixture import Fleet, fake_worker, running_fleet, scrape
 from tests.support.waiting import until
 
@@ -23,9 +24,10 @@ def lease_count(fleet: Fleet, outcome: str) -> float:
     return fleet.metric("leases_total", outcome=outcome)
 
 
-async def test_route_books_and_the_worker_settles_what_the_client_does_by_itself() -> None:
+@both_forms
+async def test_route_books_and_the_worker_settles_what_the_client_does_by_itself(form: str) -> None:
     async with running_fleet(2) as fleet:
-        route = await fleet.client.route("x" * 300)
+        route = await asking_by(fleet.client, form).route("x" * 300)
         worker = next(item for item in fleet.workers if item.worker_id == route.worker_id)
         state = fleet.state(worker)
         assert route.address == worker.address
@@ -53,29 +55,33 @@ async def test_route_books_and_the_worker_settles_what_the_client_does_by_itself
         assert fleet.metric("prompt_tokens_actual_total") == 64
 
 
-async def test_a_burst_of_routes_is_spread_like_a_burst_of_requests() -> None:
+@both_forms
+async def test_a_burst_of_routes_is_spread_like_a_burst_of_requests(form: str) -> None:
     """Behaviour 45: choosing and booking are one step for look-aside clients too."""
     async with running_fleet(4, lease_s=0.5) as fleet:
-        routes = await asyncio.gather(*(fleet.client.route(f"{n:03d}" * 100) for n in range(64)))
+        client = asking_by(fleet.client, form)
+        routes = await asyncio.gather(*(client.route(f"{n:03d}" * 100) for n in range(64)))
         shares = [sum(route.worker_id == worker.worker_id for route in routes) for worker in fleet.workers]
         assert min(shares) >= 8
         await until(lambda: not len(fleet.router.look_aside))
         assert lease_count(fleet, "expired") == 64
 
 
-async def test_leases_of_a_restarted_worker_are_settled() -> None:
+@both_forms
+async def test_leases_of_a_restarted_worker_are_settled(form: str) -> None:
     worker = fake_worker("w0")
     async with running_fleet([worker]) as fleet:
-        await fleet.client.route("x" * 300)
+        await asking_by(fleet.client, form).route("x" * 300)
         worker.restart_engine()
         await until(lambda: not len(fleet.router.look_aside))
         assert lease_count(fleet, "interrupted") == 1
 
 
-async def test_route_refuses_what_generate_refuses() -> None:
+@both_forms
+async def test_route_refuses_what_generate_refuses(form: str) -> None:
     async with running_fleet(1) as fleet:
         with pytest.raises(InvalidRequest):
-            await fleet.client.route("x", temperature=-1.0)
+            await asking_by(fleet.client, form).route("x", temperature=-1.0)
         assert fleet.state(0).books.own_requests == 0
 
 

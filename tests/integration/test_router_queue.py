@@ -9,6 +9,7 @@ import pytest
 
 from radixfleet.errors import DeadlineExceeded, Overloaded
 from tests.support.fake_worker import Call, FakeWorker, Script
+from tests.support.look_aside import asking_by, both_forms
 from tests.support.router_fixture import fake_worker, running_fleet
 from tests.support.waiting import until
 
@@ -61,13 +62,14 @@ async def test_the_deadline_and_the_client_end_a_wait_in_the_router() -> None:
         assert len(worker.calls) == 1
 
 
-async def test_a_look_aside_client_waits_like_any_other() -> None:
+@both_forms
+async def test_a_look_aside_client_waits_like_any_other(form: str) -> None:
     gate = asyncio.Event()
     worker = small_worker(gate)
     async with running_fleet([worker]) as fleet:
         running = asyncio.create_task(fleet.client.complete("first"))
         await until(lambda: worker.calls)
-        asking = asyncio.create_task(fleet.client.route("second"))
+        asking = asyncio.create_task(asking_by(fleet.client, form).route("second"))
         await until(lambda: fleet.metric("queued_requests") == 1)
         gate.set()
         await running

@@ -9,6 +9,7 @@ from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.client import Client
 from radixfleet.types import ChatMessage
 from router.app import Router, running_router
+from tests.support.look_aside import asking_by, both_forms
 from tests.support.router_fixture import settings
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
@@ -74,9 +75,10 @@ async def test_the_router_and_the_workers_agree_on_what_is_cached() -> None:
         router.sketch.check()
 
 
-async def test_a_look_aside_request_is_accounted_for_from_booking_to_end() -> None:
+@both_forms
+async def test_a_look_aside_request_is_accounted_for_from_booking_to_end(form: str) -> None:
     async with fleet(2) as (router, client, _):
-        route = await client.route("look aside " * 60)
+        route = await asking_by(client, form).route("look aside " * 60)
         state = router.registry.get(route.worker_id)
         assert state.books.own_requests == 1
         async with Client(route.address, timeout_s=20.0) as direct:

@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
-from google.rpc import error_details_pb2
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
@@ -20,6 +20,7 @@ from radixfleet.keys import key_line
 from radixfleet.v1 import fleet_pb2, inference_pb2, worker_pb2
 from router.app import running_router
 from router.metrics import DOOR_REFUSALS
+from tests.support.look_aside import ids_request, open_stream
 from tests.support.router_fixture import settings
 from tests.support.secured_fleet import KEY, TOKEN, WRONG, SecuredFleet, secured_fleet
 from tests.support.worker_fixture import sim_worker
@@ -130,8 +131,11 @@ async def test_health_is_open_and_reflection_is_not() -> None:
         for place in ("router", "worker"):
             async with open_channel(endpoint(fleet, place, None)) as channel:
                 health = health_pb2_grpc.HealthStub(channel)
-                answer = await health.Check(health_pb2.HealthCheckRequest())
-                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+                assert await health.Check(health_pb2.HealthCheckRequest())
+                watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=30)
+                while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+                    pass  # it follows a moment after the workers
+                watch.cancel()
             assert await reflected(endpoint(fleet, place, None)) == "UNAUTHENTICATED"
             assert await reflected(endpoint(fleet, place, WRONG)) == "UNAUTHENTICATED"
             assert "radixfleet.v1.Inference" in await reflected(endpoint(fleet, place, KEY))
@@ -193,3 +197,24 @@ async def test_a_key_is_taken_up_and_taken_back_while_the_router_runs(tmp_path: 
         clock.advance(1.0)
         assert await outcome(bob, "Fleet.ListWorkers") == "UNAUTHENTICATED"
         assert await outcome(carol, "Fleet.ListWorkers") == "OK"
+
+
+async def test_a_stream_of_requests_ends_when_its_key_is_taken_back(tmp_path: Path) -> None:
+    """`Fleet.RouteStream` lasts for days; a key that is gone opens nothing on it either."""
+    clock = ManualClock()
+    file = tmp_path / "keys"
+    file.write_text(key_line("bob", "rfk_bobs-own") + "\n")
+    values = settings(api_keys=(str(file),), admin_token=TOKEN)
+    async with (
+        running_router(values, clock) as router,
+        open_stream(router.address, authorization="Bearer rfk_bobs-own") as stream,
+    ):
+        await stream.ask(ids_request())
+        assert status_pb2.Status.FromString((await stream.answer()).status).code == 14, "no worker, but let in"
+        file.write_text(key_line("carol", "rfk_carols-own") + "\n")
+        clock.advance(1.0)
+        await stream.ask(ids_request())
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stream.answer()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert_explained(caught.value)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
 from radixfleet.errors import Overloaded
+from radixfleet.status import error_from_status, status_pb2
 from tests.support.fake_worker import Script
+from tests.support.look_aside import ids_request, open_stream
 from tests.support.router_fixture import NO_RETRY, fake_worker, running_fleet
 from tests.support.secured_fleet import KEY, TOKEN, secured_fleet
 from tests.support.waiting import until
@@ -51,3 +54,33 @@ async def test_streams_of_one_client_at_once() -> None:
             for task in (running[1], third):
                 task.cancel()
             await asyncio.gather(*running, third, return_exceptions=True)
+
+
+async def test_requests_that_wait_on_a_stream_are_open_requests() -> None:
+    gate = asyncio.Event()
+    worker = fake_worker("w0", script=lambda _: Script(before_finish=gate))
+    worker.capacity = replace(worker.capacity, max_running_requests=1)
+    async with running_fleet([worker], max_client_requests=3) as fleet, open_stream(fleet.router.address) as stream:
+        running = asyncio.create_task(fleet.client.complete("first"))
+        await until(lambda: worker.calls)
+        await stream.ask(*(ids_request() for _ in range(3)))
+        refused = await stream.answer()
+        assert refused.number == 3
+        error = error_from_status(status_pb2.Status.FromString(refused.status))
+        assert isinstance(error, Overloaded)
+        assert error.metadata == {"limit": "open_requests", "max": "3"}
+        gate.set()
+        await running
+        assert {(await stream.answer()).number for _ in range(2)} == {1, 2}
+        await stream.ask(ids_request())
+        assert (await stream.answer()).HasField("route")
+
+
+async def test_what_is_cached_under_a_clients_salt_is_its_own_on_a_stream_too() -> None:
+    """With `--isolate-clients`, the same prompt of two keys has no block in common."""
+    async with secured_fleet(None, isolate_clients=True) as fleet:
+        for key in (KEY, TOKEN):
+            async with Client(fleet.router_endpoint(key)) as client:
+                await client.route("x" * 640)
+        assert fleet.router.sketch.num_blocks == 20
+        fleet.router.look_aside.close()

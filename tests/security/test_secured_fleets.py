@@ -14,6 +14,7 @@ from radixfleet.endpoint import Endpoint
 from radixfleet.errors import PermissionDenied, Unauthenticated, Unavailable
 from radixfleet.tls import ClientTls
 from router.app import running_router
+from tests.support.look_aside import asking_by, both_forms
 from tests.support.router_fixture import NO_RETRY, settings
 from tests.support.secured_fleet import KEY, TOKEN, WRONG, Certificates, access_settings, secured_fleet
 from tests.support.waiting import until
@@ -41,9 +42,10 @@ async def test_a_fleet_with_tls_and_keys_works(tmp_path: Path, mutual: bool, lin
             assert third.started.worker_id != first.started.worker_id
 
 
-async def test_look_aside_routing_takes_the_clients_own_key_to_the_worker(tmp_path: Path) -> None:
+@both_forms
+async def test_look_aside_routing_takes_the_clients_own_key_to_the_worker(tmp_path: Path, form: str) -> None:
     async with secured_fleet(tmp_path, mutual=True) as fleet, Client(fleet.router_endpoint(KEY)) as client:
-        route = await client.route("hello")
+        route = await asking_by(client, form).route("hello")
         async with Client(Endpoint(route.address, fleet.tls(), KEY)) as direct:
             answer = await direct.complete(route.token_ids, lease_id=route.lease_id, max_new_tokens=2, ignore_eos=True)
         assert answer.usage.completion_tokens == 2

@@ -115,8 +115,13 @@ async def test_text_is_tokenized_off_the_event_loop_and_short_ids_need_no_thread
     short = np.arange(100, dtype=np.uint32)
     await preparing.prompts.prepare(request(short))
     assert threads.jobs == 1
-    await preparing.prompts.prepare(request(np.zeros(100_000, dtype=np.uint32)))
+    await preparing.prompts.prepare(request(np.zeros(30_000, dtype=np.uint32)))
+    assert threads.jobs == 1
+    await preparing.prompts.prepare(request(np.zeros(50_000, dtype=np.uint32)))
     assert threads.jobs == 2
+    plain = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=[1] * 10_000))  # read one by one
+    await preparing.prompts.prepare(inference_pb2.GenerateRequest(prompt=plain))
+    assert threads.jobs == 3
 
 
 async def test_a_prompt_that_must_be_computed_whole_is_cheaper_nowhere(threads: Threads) -> None:

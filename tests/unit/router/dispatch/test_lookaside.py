@@ -11,7 +11,7 @@ from tests.support.waiting import until
 def outcomes(parts: Parts) -> dict[str, float | None]:
     return {
         outcome: parts.metrics.registry.get_sample_value("radixfleet_router_leases_total", {"outcome": outcome})
-        for outcome in ("ended", "expired", "interrupted", "closed")
+        for outcome in ("ended", "released", "expired", "interrupted", "closed")
     }
 
 
@@ -28,7 +28,7 @@ async def test_a_lease_goes_on_as_the_worker_reports() -> None:
     assert worker.view.outstanding_prompt_tokens == 0
     assert worker.view.running_requests == 1
     look_aside.lease_event(worker, lease_id, LeasePhase.ENDED, 0)
-    assert outcomes(parts) == {"ended": 1, "expired": 0, "interrupted": 0, "closed": 0}
+    assert outcomes(parts) == {"ended": 1, "released": 0, "expired": 0, "interrupted": 0, "closed": 0}
     parts.check_settled()
     look_aside.lease_event(worker, lease_id, LeasePhase.ENDED, 0)
 
@@ -91,5 +91,42 @@ async def test_after_an_interruption_only_leases_that_have_not_started_go_on() -
     look_aside.events_lost(parts.workers[0])
     assert not started.is_open
     assert waiting.is_open
+    look_aside.close()
+    parts.check_settled()
+
+
+async def test_what_a_client_tells_of_its_leases() -> None:
+    parts = Parts(1)
+    look_aside = LookAside(60.0, parts.metrics)
+    owner: set[str] = set()
+    leases = [parts.chooser.choose(prepared(tokens(300, first=50 * n))) for n in range(3)]
+    unsent, done, started = [look_aside.hold(lease, owner) for lease in leases]
+    assert owner == {unsent, done, started}
+    look_aside.end(unsent, None)
+    assert not leases[0].is_started
+    look_aside.end(done, 500)
+    assert leases[1].is_started
+    assert parts.metrics.prompt_tokens_actual._value.get() == 300, "never more than the prompt has"
+    look_aside.lease_event(parts.workers[0], started, LeasePhase.STARTED, 0)
+    look_aside.end(started, 64)
+    assert parts.metrics.prompt_tokens_actual._value.get() == 300, "the worker's word stands"
+    assert not owner
+    assert outcomes(parts) == {"ended": 2, "released": 1, "expired": 0, "interrupted": 0, "closed": 0}
+    look_aside.lease_event(parts.workers[0], done, LeasePhase.ENDED, 0)
+    parts.check_settled()
+
+
+async def test_an_owner_that_leaves_leaves_what_has_begun() -> None:
+    parts = Parts(1)
+    look_aside = LookAside(60.0, parts.metrics)
+    owner: set[str] = set()
+    leases = [parts.chooser.choose(prepared(tokens(300, first=50 * n))) for n in range(3)]
+    ids = [look_aside.hold(lease, owner) for lease in leases[:2]]
+    look_aside.hold(leases[2])
+    look_aside.lease_event(parts.workers[0], ids[0], LeasePhase.STARTED, 0)
+    look_aside.leave(owner)
+    assert [lease.is_open for lease in leases] == [True, False, True]
+    look_aside.lease_event(parts.workers[0], ids[0], LeasePhase.ENDED, 0)
+    assert not owner
     look_aside.close()
     parts.check_settled()

@@ -1,0 +1,206 @@
+"""One stream of requests, without a network: what it reads, and when it writes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from radixfleet.errors import InternalError, Overloaded
+from radixfleet.status import error_from_status, status_pb2
+from radixfleet.v1 import fleet_pb2, inference_pb2
+from router.api.route_stream import MOST_OPEN, RouteStream
+from router.dispatch.lookaside import LookAside
+from router.metrics import RouterMetrics
+from tests.support.waiting import until
+
+
+class FakeRouting:
+    """Answers at once, but for prompts that begin with "wait": those when `gate` opens."""
+
+    def __init__(self) -> None:
+        self.look_aside = LookAside(60.0, RouterMetrics())
+        self.gate = asyncio.Event()
+        self.asked: list[str] = []
+        self.address = "h:1"
+        self.num_waiting = 0
+
+    def begin(self, request: inference_pb2.GenerateRequest, deadline: Any, owner: set[str]) -> Any:
+        text = request.prompt.text
+        self.asked.append(text)
+        if text == "fault":
+            raise ZeroDivisionError("a fault of ours")
+        return self._later if text.startswith("wait") else self._answer()
+
+    async def _later(self) -> fleet_pb2.RouteResponse:
+        self.num_waiting += 1
+        await self.gate.wait()
+        self.num_waiting -= 1
+        return self._answer()
+
+    def _answer(self) -> fleet_pb2.RouteResponse:
+        return fleet_pb2.RouteResponse(address=self.address)
+
+
+class Wire:
+    """The other side of a stream."""
+
+    def __init__(self, *, reads: bool = True, **options: Any) -> None:
+        self.routing = FakeRouting()
+        self.reading = asyncio.Event()
+        if reads:
+            self.reading.set()
+        self.written: list[fleet_pb2.RouteStreamResponse] = []
+        self._sent: asyncio.Queue[fleet_pb2.RouteStreamRequest | None] = asyncio.Queue()
+        self._numbers = 0
+        stream = RouteStream(self.routing, self._write, **options)  # type: ignore[arg-type]  # a fake
+        self.serving = asyncio.create_task(stream.serve(self._messages()))
+
+    def ask(self, *texts: str) -> None:
+        """All in one message."""
+        asks = []
+        for text in texts:
+            self._numbers += 1
+            asks.append(fleet_pb2.RouteAsk(number=self._numbers, request={"prompt": {"text": text}}))
+        self._sent.put_nowait(fleet_pb2.RouteStreamRequest(asks=asks))
+
+    async def end(self) -> None:
+        self._sent.put_nowait(None)
+        await self.serving
+
+    @property
+    def num_unread(self) -> int:
+        """Messages that the stream has not taken."""
+        return self._sent.qsize()
+
+    @property
+    def answers(self) -> list[fleet_pb2.RouteAnswer]:
+        return [answer for message in self.written for answer in message.answers]
+
+    async def _messages(self) -> AsyncIterator[fleet_pb2.RouteStreamRequest]:
+        while (message := await self._sent.get()) is not None:
+            yield message
+
+    async def _write(self, message: fleet_pb2.RouteStreamResponse) -> None:
+        await self.reading.wait()
+        self.written.append(message)
+
+
+async def test_an_answer_for_each_and_the_end_after_the_last() -> None:
+    wire = Wire()
+    wire.ask("a", "wait", "b")
+    await until(lambda: len(wire.answers) == 2)
+    assert [answer.number for answer in wire.answers] == [1, 3]
+    assert len(wire.written) == 1
+    ending = asyncio.create_task(wire.end())
+    await until(lambda: not wire.num_unread)
+    assert not ending.done()
+    wire.routing.gate.set()
+    await ending
+    assert [answer.number for answer in wire.answers] == [1, 3, 2]
+
+
+async def test_what_gets_ready_together_goes_out_together() -> None:
+    wire = Wire(reads=False)
+    wire.ask("a", *["wait"] * 30)
+    await until(lambda: wire.routing.num_waiting == 30)
+    wire.routing.gate.set()
+    await until(lambda: wire.routing.num_waiting == 0)
+    wire.reading.set()
+    await wire.end()
+    assert [len(message.answers) for message in wire.written] == [1, 30]
+
+
+async def test_a_client_that_reads_no_answers_is_not_read_from() -> None:
+    wire = Wire(reads=False)
+    wire.ask("a")
+    for _ in range(4):
+        wire.ask(*["b"] * MOST_OPEN)
+    await until(lambda: len(wire.routing.asked) == 1)
+    wire.reading.set()
+    await wire.end()
+    assert len(wire.answers) == 1 + 4 * MOST_OPEN
+
+
+async def test_a_client_with_too_many_open_requests_is_not_read_from() -> None:
+    wire = Wire()
+    for _ in range(3):
+        wire.ask(*["wait"] * (MOST_OPEN // 2))
+    await until(lambda: len(wire.routing.asked) == MOST_OPEN)
+    await until(lambda: wire.num_unread == 1)
+    wire.routing.gate.set()
+    await until(lambda: len(wire.routing.asked) == 3 * MOST_OPEN // 2)
+    await wire.end()
+    assert len(wire.answers) == 3 * MOST_OPEN // 2
+
+
+async def test_messages_have_a_bounded_size() -> None:
+    wire = Wire()
+    wire.routing.address = "x" * 300_000
+    wire.ask(*["a"] * 7)
+    await wire.end()
+    assert [len(message.answers) for message in wire.written] == [3, 3, 1]
+
+
+async def test_a_fault_of_ours_is_the_answer_of_one_request() -> None:
+    wire = Wire()
+    with capture_logs() as lines:
+        wire.ask("a", "fault", "b")
+        await wire.end()
+    by_number = {answer.number: answer for answer in wire.answers}
+    error = error_from_status(status_pb2.Status.FromString(by_number[2].status))
+    assert isinstance(error, InternalError)
+    assert lines[0]["incident"] in str(error)
+    assert "ZeroDivision" not in str(error)
+    assert by_number[1].HasField("route")
+    assert by_number[3].HasField("route")
+
+
+async def test_each_request_counts_until_it_is_answered() -> None:
+    visits: list[str] = []
+
+    @contextmanager
+    def visit():  # type: ignore[no-untyped-def]  # a context manager
+        if visits.count("in") - visits.count("out") >= 2:
+            raise Overloaded("two are open", retry_after_s=1.0)
+        visits.append("in")
+        try:
+            yield
+        finally:
+            visits.append("out")
+
+    wire = Wire(visit=visit)
+    wire.ask("a", "b", "wait", "wait", "c")
+    await until(lambda: len(wire.answers) == 3)
+    assert visits == ["in", "out", "in", "out", "in", "in"]
+    assert [answer.number for answer in wire.answers if answer.status] == [5]
+    wire.routing.gate.set()
+    await wire.end()
+    assert visits.count("out") == 4
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_breaking_off_ends_what_waits(has_begun: bool) -> None:
+    """Also a request whose task has not run yet."""
+    visits: list[int] = []
+
+    @contextmanager
+    def visit():  # type: ignore[no-untyped-def]  # a context manager
+        visits.append(1)
+        yield
+        visits.pop()
+
+    wire = Wire(visit=visit)
+    wire.ask("wait")
+    await until(lambda: wire.routing.asked)
+    if has_begun:
+        await asyncio.sleep(0)
+    wire.serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await wire.serving
+    assert not wire.answers
+    assert not visits
