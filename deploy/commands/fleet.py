@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from deploy.fleet.spec import EXAMPLE, check_for_ray, read_spec
-from deploy.fleet.tables import members_table, models_table, notes
+from deploy.fleet.tables import members_table, models_table, notes, some
 from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.progress import Progress
@@ -253,10 +253,12 @@ def _await(cluster: Any, progress: Progress, timeout_s: float, is_done: Settled)
 
 def _summary(status: dict[str, Any]) -> str:
     models = [f"{name}: {each['serving']} of {each['wanted']} serve" for name, each in status["models"].items()]
-    busy: Sequence[str] = [
-        f"{each['name']} {each['phase']}" for each in status["members"] if each["phase"] != "serving"
-    ]
-    return "; ".join([*models, ", ".join(busy)] if busy else models) or "ending"
+    busy: dict[str, list[str]] = {}
+    for each in status["members"]:
+        if each["phase"] != "serving":
+            busy.setdefault(each["phase"], []).append(each["name"])
+    told = ", ".join(f"{some(names)} {phase}" for phase, names in busy.items())
+    return "; ".join([*models, told] if told else models) or "ending"
 
 
 def _late(console: Console, status: dict[str, Any], timeout_s: float) -> int:

@@ -132,11 +132,20 @@ class Control:
         if self._trouble:
             return
         self._scale_by_load()
+        await self._leave_cordoned()
         for action in reconcile(self._books.wanted(self._spec), self._members()):
             if self._changed.is_set():  # an order, after which much may look different
                 return
             _log.info("action", what=type(action).__name__.lower(), member=action.name, why=getattr(action, "why", ""))
             await self._take(action)
+
+    async def _leave_cordoned(self) -> None:
+        """Ray starts an actor that died where it likes, so also on a node that is being emptied."""
+        cordoned = self._books.cordoned
+        strays = {name for name in self._books.members if self._is_worker_on(name, cordoned)} - self._books.leaving
+        if strays:
+            self._books.leaving |= strays
+            await self._save()
 
     def _members(self) -> list[Member]:
         return [
@@ -316,8 +325,9 @@ class Control:
         else:
             # Those that have left do not come back under their ids, and would be avoided for ever.
             self._books.cordoned = {*(self._books.cordoned & await self._hosting.nodes()), node_id}
-            names = [name for name in self._books.members if self._is_worker_on(name, node_id)]
-            self._books.leaving.update(names)
+            names = [name for name in self._books.members if self._is_worker_on(name, {node_id})]
+        # Who waits for a place was told which nodes to avoid when it was made, so it is made anew.
+        self._books.leaving.update(names, filter(self._waits, self._books.members))
         await self._ordered()
         return names
 
@@ -337,9 +347,13 @@ class Control:
         await self._loaded.wait()
         return {**status.describe(self._books, self._watches, self._spec, self.queued()), "trouble": self._trouble}
 
-    def _is_worker_on(self, name: str, node_id: str) -> bool:
+    def _is_worker_on(self, name: str, node_ids: set[str]) -> bool:
         report = self._watches[name].report
-        return self._books.members[name].group != ROUTER_GROUP and report is not None and report.node_id == node_id
+        return self._books.members[name].group != ROUTER_GROUP and report is not None and report.node_id in node_ids
+
+    def _waits(self, name: str) -> bool:
+        """It is a worker without a place."""
+        return self._books.members[name].group != ROUTER_GROUP and self._watches[name].phase() == "pending"
 
     async def _known(self, names: Sequence[str]) -> None:
         await self._loaded.wait()

@@ -51,7 +51,7 @@ def notes(status: dict[str, Any]) -> list[str]:
             needs = ", ".join(f"{name}: {amount:g}" for name, amount in member["needs"].items())
             waiting.setdefault((member["group"], needs), []).append(member["name"])
     for (_, needs), names in waiting.items():
-        who = f"{_some(names)} {'waits' if len(names) == 1 else 'wait'}"
+        who = f"{some(names)} {'waits' if len(names) == 1 else 'wait'}"
         lines.append(f"{who} for a node that has {needs} to spare; the cluster has {_totals(status)}")
     lines += [
         f"node {node['address']} is cordoned: `radixfleet fleet drain --node {node['address']} --undo` ends it"
@@ -61,7 +61,8 @@ def notes(status: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first of many names, and how many more."""
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 

@@ -43,6 +43,7 @@ class Actor:
     drains_by_itself: bool = True
     load: Load = field(default_factory=Load)
     node_id: str = "n0"
+    placed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FakeHosting:
@@ -54,6 +55,7 @@ class FakeHosting:
         self.impossible: set[str] = set()
         """Groups of which there can be no member."""
         self.there = {"n0", "n8", "n9"}
+        self.is_full = False
 
     async def names(self) -> set[str]:
         return set(self.actors)
@@ -65,7 +67,9 @@ class FakeHosting:
         if name.rpartition("-")[0] in self.impossible:
             raise InvalidRequest("no half GPUs")
         self.done.append(f"start {name}")
-        self.actors[name] = Actor(settings, avoid)
+        self.actors[name] = actor = Actor(settings, avoid)
+        if not self.is_full:
+            actor.placed.set()
 
     async def nodes(self) -> set[str]:
         return self.there
@@ -74,6 +78,7 @@ class FakeHosting:
         actor = self.actors.get(name)
         if actor is None:
             raise MemberGone(name)
+        await actor.placed.wait()
         if actor.lost:
             raise MemberLost(name)
         if routers is not None:
@@ -381,3 +386,30 @@ async def test_an_order_is_heard_while_another_is_still_being_carried_out(scene:
         await scene.sees(control, lambda status: bool(status["settled"]))
         assert scene.hosting.done.count("start m-0") == 1
         assert sum(done.startswith("start m-") for done in scene.hosting.done) < 10_000
+
+
+async def test_who_waits_for_a_place_hears_which_nodes_are_open_now(scene: Scene) -> None:
+    """Else a worker that was made while all nodes were cordoned would wait for ever."""
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.is_full = True
+        await control.scale("m", 3, 3)
+        await until(lambda: "m-2" in scene.hosting.actors)
+        await control.cordon("n9", undo=False)
+        await until(lambda: any(list(actor.avoid) == ["n9"] for actor in scene.hosting.actors.values()))
+        scene.hosting.is_full = False
+        await control.cordon("n9", undo=True)
+        status = await scene.sees(control, lambda status: bool(status["settled"]))
+        made = {each["name"] for each in status["members"]} - set(BASIC)
+        assert [list(scene.hosting.actors[name].avoid) for name in made] == [[]]
+
+
+async def test_a_worker_that_came_up_again_on_a_cordoned_node_leaves_it(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        await control.cordon("n9", undo=False)
+        scene.hosting.actors["m-0"].node_id = "n9"
+        await scene.settled(control, "router-0", "m-1", "m-2")
+        assert list(scene.hosting.actors["m-2"].avoid) == ["n9"]
