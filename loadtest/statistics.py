@@ -85,6 +85,8 @@ class Summary:
     """ceiling - reachable: evicted, or not computed yet. reachable - predicted: given up for a less loaded worker."""
     predicted_rate: float
     """predicted - hit: the error of the router's index."""
+    tells_routes: bool
+    """Otherwise what was reachable and predicted is not known, and stands as 0."""
     mispredicted_rate: float
     """Sum of |predicted - found| over the requests: too much and too little do not make up for each other."""
     ttft_s: Percentiles
@@ -152,6 +154,7 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
         ceiling=sum(outcome.ceiling_tokens for outcome in begun) / prompt_tokens,
         reachable_rate=sum(outcome.reachable_tokens for outcome in begun) / prompt_tokens,
         predicted_rate=sum(outcome.predicted_tokens for outcome in begun) / prompt_tokens,
+        tells_routes=any(outcome.tries for outcome in outcomes),
         mispredicted_rate=sum(abs(each.predicted_tokens - each.cached_tokens) for each in begun) / prompt_tokens,
         ttft_s=Percentiles.of(_since_arrival(begun, "first_token_s")),
         queue_s=Percentiles.of(_since_arrival(begun, "started_s")),

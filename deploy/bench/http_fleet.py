@@ -13,6 +13,8 @@ from deploy.bench.fleet import Demand, Target, UnfitWorkload
 from loadtest.http_caller import HttpCaller, ServedModel, served_models
 
 _UNKNOWN_CONTEXT = 1 << 20
+_NAMELESS = "unknown"
+"""What sglang-router calls the model of workers that do not tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ async def survey_http(
     """
     async with _session() as session:
         served = await served_models(session, fleet.url, fleet.key)
+    if model and [each.name for each in served] == [_NAMELESS]:
+        served = [ServedModel(model, None)]
     chosen = [each for each in served if not model or each.name == model]
     if not chosen or (len(chosen) > 1 and not model):
         names = ", ".join(each.name for each in served) or "none"

@@ -26,9 +26,11 @@ def _caching(summaries: Sequence[Summary]) -> Table:
     table = _table("prompt tokens", "hit rate", "index", "routing", "gone", "new", "off, sum", "each")
     for summary in summaries:
         split = summary.split
-        shares = (split.hit, split.index, split.routing, split.gone, split.new)
-        errors = (summary.prediction_error, summary.request_prediction_error)
-        table.add_row(summary.policy, *(f"{share:.3f}" for share in shares), *(f"{100 * it:.1f}%" for it in errors))
+        lost = [f"{share:.3f}" for share in (split.index, split.routing, split.gone)]
+        errors = [f"{100 * share:.1f}%" for share in (summary.prediction_error, summary.request_prediction_error)]
+        if not summary.tells_routes:
+            lost, errors = ["-"] * len(lost), ["-"] * len(errors)
+        table.add_row(summary.policy, f"{split.hit:.3f}", *lost, f"{split.new:.3f}", *errors)
     table.caption = _LEGEND
     table.caption_justify = "left"
     return table
