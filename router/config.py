@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from radixfleet.access_settings import (
@@ -20,6 +20,7 @@ from radixfleet.access_settings import (
     secret_text,
 )
 from radixfleet.settings import ByteSize, CommaList, ProcessSettings
+from router.worker_address import check_worker_address
 
 PolicyName: TypeAlias = Literal[
     "min_cost", "sglang", "linear", "power_of_two", "least_load", "round_robin", "random", "prefix_hash"
@@ -136,3 +137,10 @@ class RouterSettings(ProcessSettings):
     )
     log_level: LogLevel = Field("info", description="Lowest level that is logged; requests are logged at info.")
     log_json: bool = Field(default=False, description="Log one JSON object a line.")
+
+    @field_validator("workers")
+    @classmethod
+    def _can_be_dialled(cls, workers: tuple[str, ...]) -> tuple[str, ...]:
+        for address in workers:
+            check_worker_address(address)
+        return workers

@@ -19,6 +19,7 @@ from radixfleet.access_settings import (
     TlsKey,
     TlsPeerName,
 )
+from radixfleet.address import is_host_port
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.settings import ByteSize, CommaList, ProcessSettings
 
@@ -156,10 +157,18 @@ class WorkerSettings(ProcessSettings):
 
     @field_validator("advertise_address")
     @classmethod
-    def _has_a_port(cls, address: str | None) -> str | None:
-        if address is not None and not address.rpartition(":")[2].isdigit():
+    def _can_be_dialled(cls, address: str | None) -> str | None:
+        if address is not None and not is_host_port(address):
             raise ValueError(f"must be host:port; got {address!r}")
         return address
+
+    @field_validator("routers")
+    @classmethod
+    def _can_be_called(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        for address in addresses:
+            if not is_host_port(address):
+                raise ValueError(f"must be host:port of a router's gRPC port; got {address!r}")
+        return addresses
 
     @model_validator(mode="after")
     def _holds_a_request(self) -> Self:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from pathlib import Path
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
+
+_HOST_PORT = re.compile(r"(\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})")
+
+
+def is_host_port(text: str) -> bool:
+    """Whether this is an address to call: host:port, with IPv6 in brackets, and a port from 1 to 65535."""
+    match = _HOST_PORT.fullmatch(text)
+    return match is not None and 1 <= int(match.group(2)) <= 65535
 
 
 def is_wildcard(host: str) -> bool:

@@ -18,9 +18,9 @@ import msgspec
 
 from radixfleet.clock import Clock
 from radixfleet.errors import DeadlineExceeded, InvalidRequest, Overloaded, RadixfleetError, Unavailable
-from router.dialects.http_address import EngineAddress
 from router.dialects.http_events import error_message
 from router.dialects.speaker import Unreachable
+from router.worker_address import EngineAddress
 
 _LOOK_S = 5.0
 _SILENT_S = 30.0

@@ -31,12 +31,12 @@ from radixfleet.tracing import headers
 from radixfleet.types import SamplingParams
 from radixfleet.v1 import inference_pb2, worker_pb2
 from router.dialects.answer import Names
-from router.dialects.http_address import EngineAddress
 from router.dialects.http_answer import HttpAnswer
 from router.dialects.http_connection import HttpConnection
 from router.dialects.http_events import DONE, error_message, read_event, server_sent_events
 from router.dialects.http_words import chat_fields, kind_of, sampling_fields
 from router.dialects.speaker import State, Unreachable
+from router.worker_address import EngineAddress
 
 POLL_S = 1.0
 _LOADING = 503

@@ -28,9 +28,9 @@ from radixfleet.channel import open_channel
 from radixfleet.types import Incarnation, WorkerId
 from radixfleet.v1 import worker_pb2
 from router.dialects.detection import recognise
-from router.dialects.http_address import engine_address, is_url
 from router.dialects.native import NativeSpeaker
 from router.dialects.speaker import Generator, Speaker, Unreachable
+from router.worker_address import engine_address, is_url
 from router.workers.intake import Next, StateIntake
 from router.workers.silence import limited_silence
 from router.workers.state import WorkerFacts, WorkerState

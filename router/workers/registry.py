@@ -8,7 +8,6 @@ an address that nobody configured and that does not answer any more is forgotten
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable
 
 import grpc.aio
@@ -16,16 +15,15 @@ import structlog
 
 from radixfleet.errors import InvalidRequest, UnknownWorker
 from radixfleet.v1 import fleet_pb2, worker_pb2
-from router.dialects.http_address import engine_address, is_url
 from router.dialects.speaker import Generator
 from router.siblings import Siblings
+from router.worker_address import check_worker_address
 from router.workers.breaker import Breaker
 from router.workers.connection import WorkerConnection
 from router.workers.group import ModelGroup, model_groups
 from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
 
-_ADDRESS = re.compile(r"(\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _IDLE_POLL_S = 0.2
 _NOBODY = ModelGroup()
 
@@ -183,18 +181,10 @@ class WorkerRegistry:
 
 def _check(address: str) -> None:
     """Raises InvalidRequest."""
-    if is_url(address):
-        try:
-            engine_address(address)
-        except ValueError as error:
-            raise InvalidRequest(str(error), field="address") from error
-        return
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 1 <= int(match.group(2)) <= 65535:
-        raise InvalidRequest(
-            f"address must be host:port, or http://host:port of an engine with OpenAI's API, got {address!r}",
-            field="address",
-        )
+    try:
+        check_worker_address(address)
+    except ValueError as error:
+        raise InvalidRequest(f"address {error}", field="address") from error
 
 
 async def _close_when_idle(connection: WorkerConnection) -> None:

@@ -18,7 +18,7 @@ from radixfleet.clock import MonotonicClock
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
 from router.dialects.engine import EngineSpeaker
-from router.dialects.http_address import engine_address
+from router.worker_address import engine_address
 from router.dialects.http_engine import HttpSpeaker
 from router.dialects.words import SglangWords, VllmWords
 from router.dispatch.link import CallLink, WorkerLink

@@ -43,6 +43,11 @@ def test_precedence_and_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         ("max_message_bytes", "1KB"),
         ("drain_grace_s", "-1"),
         ("breaker_failures", "0"),
+        ("workers", "h"),
+        ("workers", "h:0"),
+        ("workers", "a:1,http://"),
+        ("workers", "http://h:0"),
+        ("workers", "ftp://h:1"),
     ],
 )
 def test_a_wrong_value_is_named_at_start(name: str, value: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.dialects.http_address import engine_address, is_url
+from router.worker_address import check_worker_address, engine_address, is_url
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,34 @@ def test_what_an_address_means(written: str, base: str, root: str, name: str) ->
 
 
 @pytest.mark.parametrize(
-    "written", ["ftp://h:1", "http://", "http://u:p@h:1", "http://h:99999", "http://h:1?key=x", "http://[::1", "h:1"]
+    "written",
+    [
+        "ftp://h:1",
+        "http://",
+        "http://:80",
+        "http://u:p@h:1",
+        "http://h:99999",
+        "http://h:0",
+        "http://h:1#",
+        "http://h:1?key=x",
+        "http://[::1",
+        "h:1",
+    ],
 )
 def test_what_is_none(written: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match=r"^must "):
         engine_address(written)
+
+
+@pytest.mark.parametrize("written", ["h:1", "[::1]:65535", "http://h:1"])
+def test_an_address_of_a_worker(written: str) -> None:
+    check_worker_address(written)
+
+
+@pytest.mark.parametrize("written", ["", "h", "h:", ":1", "h:0", "h:65536", "::1:1", "h:1/x", "http://"])
+def test_no_address_of_a_worker(written: str) -> None:
+    with pytest.raises(ValueError, match=r"^must be "):
+        check_worker_address(written)
 
 
 def test_workers_that_speak_grpc_are_no_urls() -> None:

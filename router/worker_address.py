@@ -1,11 +1,16 @@
-"""Addresses of engines that are reached by OpenAI's HTTP: http://host:port or https://host/path/v1, perhaps #MODEL."""
+"""Addresses at which a router reaches workers: host:port of those that speak gRPC, and URLs of engines with OpenAI's
+HTTP: http://host:port or https://host/path/v1, perhaps #MODEL.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
+from radixfleet.address import is_host_port
+
 _DEFAULT_PATH = "/v1"
+_FORM = "http://host:port or https://host:port, perhaps with #MODEL, for an engine with OpenAI's API"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +40,25 @@ def is_url(address: str) -> bool:
     return "://" in address
 
 
+def check_worker_address(address: str) -> None:
+    """Raises ValueError that says what to write for what is neither of the two."""
+    if is_url(address):
+        engine_address(address)
+    elif not is_host_port(address):
+        raise ValueError(f"must be host:port, or http://host:port of an engine with OpenAI's API; got {address!r}")
+
+
 def engine_address(address: str) -> EngineAddress:
     """Read it. Raises ValueError that says what to write."""
     try:
         url = urlsplit(address)
         port = url.port
     except ValueError as error:
-        raise ValueError(f"{address!r} is no address: {error}") from error
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ValueError(f"an engine's address is http://host:port or https://host:port, got {address!r}")
+        raise ValueError(f"must be {_FORM}; got {address!r}: {error}") from error
+    if url.scheme not in ("http", "https") or not url.hostname or port == 0 or address.endswith("#"):
+        raise ValueError(f"must be {_FORM}; got {address!r}")
     if url.username is not None or url.password is not None or url.query:
-        raise ValueError("an engine's address has no user, key or query in it; its key is --engine-api-key")
+        raise ValueError("must have no user, key or query in an engine's address: its key is --engine-api-key")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
     authority = host if port is None else f"{host}:{port}"
     path = url.path.rstrip("/") or _DEFAULT_PATH
