@@ -59,8 +59,11 @@ class Hosting(Protocol):
         """Have it take no new requests. One that cannot be told is drained by its end."""
         ...
 
-    async def end(self, name: str, *, again: bool) -> None:
-        """End it, in order if it answers, else at once; `again`: it starts anew. Returns when it has been done."""
+    async def end(self, name: str, *, again: bool, asks: bool = True) -> None:
+        """End it, in order if it answers, else at once; `again`: it starts anew. Returns when it has been done.
+
+        `asks`: False for one that has no place yet, and so nothing to end in order.
+        """
         ...
 
 
@@ -187,7 +190,7 @@ class Control:
 
     async def _remove(self, name: str) -> None:
         try:
-            await self._hosting.end(name, again=False)
+            await self._hosting.end(name, again=False, asks=not self._waits(name))
             self._tasks.pop(name).cancel()
             del self._watches[name]
             self._books.forget(name)
@@ -327,7 +330,7 @@ class Control:
             self._books.cordoned = {*(self._books.cordoned & await self._hosting.nodes()), node_id}
             names = [name for name in self._books.members if self._is_worker_on(name, {node_id})]
         # Who waits for a place was told which nodes to avoid when it was made, so it is made anew.
-        self._books.leaving.update(names, filter(self._waits, self._books.members))
+        self._books.leaving.update(names, filter(self._is_waiting_worker, self._books.members))
         await self._ordered()
         return names
 
@@ -352,8 +355,11 @@ class Control:
         return self._books.members[name].group != ROUTER_GROUP and report is not None and report.node_id in node_ids
 
     def _waits(self, name: str) -> bool:
-        """It is a worker without a place."""
-        return self._books.members[name].group != ROUTER_GROUP and self._watches[name].phase() == "pending"
+        """It has no place."""
+        return self._watches[name].phase() == "pending"
+
+    def _is_waiting_worker(self, name: str) -> bool:
+        return self._books.members[name].group != ROUTER_GROUP and self._waits(name)
 
     async def _known(self, names: Sequence[str]) -> None:
         await self._loaded.wait()

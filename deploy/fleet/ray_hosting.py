@@ -71,15 +71,16 @@ class RayHosting:
             async with asyncio.timeout(_TELL_S):
                 await handle.drain.remote(None)
 
-    async def end(self, name: str, *, again: bool) -> None:
-        """`ray.kill` gives an actor no time for anything, so it is asked to end first."""
+    async def end(self, name: str, *, again: bool, asks: bool = True) -> None:
+        """`ray.kill` gives an actor no time for anything, so it is asked to end first; one without a node never answers."""
         try:
             handle = await self._handle(name)
         except ValueError:
             return
-        with suppress(ActorDiedError, ActorUnavailableError, TimeoutError):
-            async with asyncio.timeout(_END_S):
-                await handle.end.remote()
+        if asks:
+            with suppress(ActorDiedError, ActorUnavailableError, TimeoutError):
+                async with asyncio.timeout(_END_S):
+                    await handle.end.remote()
         await asyncio.to_thread(ray.kill, handle, no_restart=not again)
         if not again:
             self._handles.pop(name, None)

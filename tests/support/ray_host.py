@@ -36,6 +36,8 @@ exec sleep infinity
 """
 _POLL_S = 0.1
 _STARTS, _START_S = 3, 240.0
+_PARTS = ("gcs_server", "raylet")
+"""Of a node of Ray; the others end with them."""
 _CONSOLE = """
 import json, sys
 from deploy.fleet.cluster import Cluster, connected
@@ -143,7 +145,7 @@ class RayHost:
 
     def ray_head_again(self, resources: str) -> None:
         """Start a head in the place of one that was killed, beside the nodes that still run."""
-        self._ray_start("--head", "--include-dashboard=false", f"--resources={resources}", attempts=1)
+        self._ray_start("--head", "--include-dashboard=false", f"--resources={resources}")
 
     def redis(self, port: int) -> None:
         """Start a Redis there, in which Ray's heads keep what they know from now on."""
@@ -156,10 +158,12 @@ class RayHost:
             "redis answers",
         )
 
-    def _ray_start(self, *options: str, attempts: int = _STARTS) -> None:
-        """A raylet gives its helpers 15 s to start, whatever else the machine has to do: so try again."""
+    def _ray_start(self, *options: str) -> None:
+        """Ray gives up after 30 s, whatever else the machine has to do, and no setting of its own changes that: so what
+        it left is ended, and it tries again."""
         command = (str(BIN / "ray"), "start", "--object-store-memory=80000000", "--disable-usage-stats", *options)
-        for attempt in range(attempts):
+        before = set(self.processes())
+        for _ in range(_STARTS):
             # Ray's processes outlive the command and would hold its pipes open.
             with (self.files / "ray-start.log").open("w") as log:
                 starting = self.popen(*command, stdout=log, stderr=log)
@@ -168,8 +172,10 @@ class RayHost:
                         return
                 starting.kill()
                 starting.wait()
-            if "--head" in options and attempt + 1 < attempts:
-                self.run(str(BIN / "ray"), "stop", "--force", check=False)
+            running = self.processes().items()
+            left = [pid for pid, line in running if pid not in before and Path(line[0] if line else "").name in _PARTS]
+            if left:
+                self.run("kill", "-9", *map(str, left), check=False)  # some end with others
         raise AssertionError((self.files / "ray-start.log").read_text())
 
     @contextmanager
@@ -233,6 +239,7 @@ class RayHost:
             "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            "RAY_gcs_server_port_wait_time_s": "120",  # a head may start while much else does
             # A raylet that is gone is noticed within two seconds, not ten.
             "RAY_health_check_initial_delay_ms": "1000",
             "RAY_health_check_period_ms": "500",

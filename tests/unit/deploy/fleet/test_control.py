@@ -45,6 +45,9 @@ class Actor:
     node_id: str = "n0"
     placed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def __post_init__(self) -> None:
+        self.placed.set()
+
 
 class FakeHosting:
     """Members as entries of a dictionary; what was done to them as a list of words."""
@@ -68,8 +71,8 @@ class FakeHosting:
             raise InvalidRequest("no half GPUs")
         self.done.append(f"start {name}")
         self.actors[name] = actor = Actor(settings, avoid)
-        if not self.is_full:
-            actor.placed.set()
+        if self.is_full:
+            actor.placed.clear()
 
     async def nodes(self) -> set[str]:
         return self.there
@@ -101,7 +104,9 @@ class FakeHosting:
         actor = self.actors[name]
         actor.phase = "drained" if actor.drains_by_itself else "draining"
 
-    async def end(self, name: str, *, again: bool) -> None:
+    async def end(self, name: str, *, again: bool, asks: bool = True) -> None:
+        if asks and name in self.actors:
+            await self.actors[name].placed.wait()
         self.done.append(f"{'restart' if again else 'end'} {name}")
         if again:
             self.actors[name].starts += 1
