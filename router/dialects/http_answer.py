@@ -19,7 +19,7 @@ from radixfleet.errors import InternalError, InvalidRequest, Unavailable
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2
 from router.dialects.answer import Names
-from router.dialects.http_events import ChoicePiece, Event, MessagePiece, ToolCallPiece, error_message
+from router.dialects.http_events import ChoicePiece, Event, MessagePiece, ToolCallPiece, count_told, error_message
 from router.dialects.speaker import Unreachable
 
 _REASONS: Mapping[str, FinishReason] = {
@@ -30,6 +30,8 @@ _REASONS: Mapping[str, FinishReason] = {
     "tool_calls": FinishReason.STOP,
     "function_call": FinishReason.STOP,
     "length": FinishReason.LENGTH,
+    "model_length": FinishReason.LENGTH,
+    "max_tokens": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
     "content_filter": FinishReason.ABORT,
 }
@@ -116,7 +118,7 @@ class HttpAnswer:
                 f"the engine gave the answer up: {error_message(msgspec.json.encode(detail), 'no reason')}"
             )
         self._count(event)
-        for piece in event.choices:
+        for piece in event.choices or ():
             if not 0 <= piece.index < len(self._choices):
                 raise Unreachable(f"it sent completion {piece.index} of {len(self._choices)}")
             choice = self._choices[piece.index]
@@ -150,17 +152,19 @@ class HttpAnswer:
 
     def _count(self, event: Event) -> None:
         if event.usage is not None:
-            self._told_prompt_tokens = event.usage.prompt_tokens
-            self._told_completion_tokens = event.usage.completion_tokens
+            self._told_prompt_tokens = count_told(event.usage.prompt_tokens) or 0
+            self._told_completion_tokens = count_told(event.usage.completion_tokens)
             details = event.usage.prompt_tokens_details
-            if details is not None and details.cached_tokens is not None:
-                self.cached_tokens = max(0, details.cached_tokens)
+            if details is not None and (cached := count_told(details.cached_tokens)) is not None:
+                self.cached_tokens = cached
         timings = event.timings
-        if timings is not None and timings.cache_n is not None and self.cached_tokens is None:
-            self.cached_tokens = max(0, timings.cache_n)
-            self._told_prompt_tokens = self._told_prompt_tokens or self.cached_tokens + timings.prompt_n
-            if self._told_completion_tokens is None:
-                self._told_completion_tokens = timings.predicted_n
+        if timings is not None and self.cached_tokens is None:
+            self.cached_tokens = count_told(timings.cache_n)
+            if self.cached_tokens is not None:
+                prompt_tokens = count_told(self.cached_tokens + (count_told(timings.prompt_n) or 0))
+                self._told_prompt_tokens = self._told_prompt_tokens or prompt_tokens or 0
+                if self._told_completion_tokens is None:
+                    self._told_completion_tokens = count_told(timings.predicted_n)
 
     def _text(self, choice: _Choice, piece: ChoicePiece) -> str:
         """What a piece adds, in the notation of models."""
@@ -200,7 +204,7 @@ class HttpAnswer:
             prompt_tokens=prompt_tokens,
             cached_tokens=min(self.cached_tokens or 0, prompt_tokens),
             cached_tokens_unknown=self.cached_tokens is None,
-            completion_tokens=self._generated_tokens + (counted if told is None else max(0, told)),
+            completion_tokens=self._generated_tokens + (counted if told is None else told),
             prefill_s=first_s - self._sent_s,
             decode_s=now_s - first_s,
         )
@@ -234,7 +238,7 @@ def _finished(piece: ChoicePiece) -> inference_pb2.Finished:
     if reason is FinishReason.STOP:
         if isinstance(matched, str):
             finished.matched_stop = matched
-        elif matched is not None and 0 <= matched < 2**32:
+        elif isinstance(matched, int) and 0 <= matched < 2**32:
             finished.matched_token_id = matched
     return finished
 

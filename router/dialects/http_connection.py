@@ -64,7 +64,7 @@ class HttpConnection:
                 asyncio.timeout(timeout_s),
                 self._session().get(url, headers=self._authorization(), allow_redirects=False) as response,
             ):
-                body = await response.content.read(_MAX_ANSWER_BYTES)
+                body = await _beginning(response, _MAX_ANSWER_BYTES)
                 self._heard()
                 return response.status, body
         except TimeoutError as error:
@@ -90,7 +90,7 @@ class HttpConnection:
         if response.status == 200:
             return response
         try:
-            told = await self._watched(response.content.read(_MAX_ERROR_BYTES), ends_at_s)
+            told = await self._watched(_beginning(response, _MAX_ERROR_BYTES), ends_at_s)
         finally:
             response.close()
         raise _refusal(response.status, told, response.headers, self.address)
@@ -164,6 +164,14 @@ async def _entered(sending: Any) -> aiohttp.ClientResponse:
     """aiohttp gives something that is awaitable, and no coroutine."""
     response: aiohttp.ClientResponse = await sending
     return response
+
+
+async def _beginning(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+    """So much of a body, however many pieces it comes in: `read(n)` gives the first of them."""
+    body = bytearray()
+    while len(body) < max_bytes and (piece := await response.content.read(max_bytes - len(body))):
+        body += piece
+    return bytes(body)
 
 
 def _refusal(

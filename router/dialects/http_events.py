@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from router.dialects.speaker import Unreachable
 
 _MAX_EVENT_BYTES = 8 * 1024**2
+_MAX_COUNT = 2**31 - 1
 _MAX_MESSAGE = 500
 DONE = b"[DONE]"
+
+Number: TypeAlias = int | float | None
+"""An engine's count, of which nothing is certain: see `count_told`. An answer does not fail for a wrong one."""
 
 
 class FunctionPiece(msgspec.Struct):
@@ -48,38 +52,38 @@ class ChoicePiece(msgspec.Struct):
     finish_reason: str | None = None
     token_ids: list[int] | None = None
     logprobs: Any = None
-    stop_reason: int | str | None = None
-    """What matched: vLLM's name for it,"""
-    matched_stop: int | str | None = None
+    stop_reason: Any = None
+    """What matched, a text or a token: vLLM's name for it,"""
+    matched_stop: Any = None
     """and SGLang's."""
 
 
 class CachedTokens(msgspec.Struct):
     """Of a prompt."""
 
-    cached_tokens: int | None = None
+    cached_tokens: Number = None
 
 
 class UsageTold(msgspec.Struct):
     """Tokens of the request so far."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int | None = None
+    prompt_tokens: Number = None
+    completion_tokens: Number = None
     prompt_tokens_details: CachedTokens | None = None
 
 
 class TimingsTold(msgspec.Struct):
     """What llama.cpp tells beside the usage, or instead of it."""
 
-    cache_n: int | None = None
-    prompt_n: int = 0
-    predicted_n: int | None = None
+    cache_n: Number = None
+    prompt_n: Number = None
+    predicted_n: Number = None
 
 
 class Event(msgspec.Struct):
     """One event of a stream, or a whole answer."""
 
-    choices: list[ChoicePiece] = []
+    choices: list[ChoicePiece] | None = None
     usage: UsageTold | None = None
     timings: TimingsTold | None = None
     error: Any = None
@@ -97,6 +101,11 @@ def read_event(data: bytes) -> Event:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
         raise Unreachable(f"it sent what is no event of OpenAI's API ({error}): {data[:80]!r}") from error
+
+
+def count_told(number: Number) -> int | None:
+    """A number of tokens; None for none, and for what can be no such number."""
+    return int(number) if number is not None and 0 <= number <= _MAX_COUNT else None
 
 
 def error_message(body: bytes, otherwise: str) -> str:
@@ -117,6 +126,7 @@ async def server_sent_events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[byt
     """The data of each event. Raises Unreachable for one that is too long to be one."""
     buffer = bytearray()
     data: list[bytes] = []
+    size = 0
     async for chunk in chunks:
         buffer += chunk
         while (end := buffer.find(b"\n")) >= 0:
@@ -124,10 +134,12 @@ async def server_sent_events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[byt
             del buffer[: end + 1]
             if line.startswith(b"data:"):
                 data.append(line[5:].removeprefix(b" "))
+                size += len(line)
             elif not line and data:
                 yield b"\n".join(data)
                 data.clear()
-        if len(buffer) > _MAX_EVENT_BYTES:
+                size = 0
+        if size + len(buffer) > _MAX_EVENT_BYTES:
             raise Unreachable(f"it sent an event of more than {_MAX_EVENT_BYTES} bytes")
     if data:
         yield b"\n".join(data)

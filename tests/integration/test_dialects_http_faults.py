@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
+from radixfleet.types import FinishReason
 from router.app import running_router
 from tests.support.http_engine_fleet import PROMPT, behind_router
 from tests.support.openai_engine import OpenAiEngine, letters
@@ -72,6 +74,37 @@ async def test_an_error_in_the_stream_is_told(said: bytes) -> None:
             await fleet.client.complete("hello", max_new_tokens=3)
         with pytest.raises(Unavailable, match="lost after 1 tokens"):
             await fleet.client.complete("hello", max_new_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}, (9, 4, 3)),
+        ({"prompt_tokens": 9.0, "completion_tokens": 3.0}, (9, 0, 3)),
+        ({"prompt_tokens": None, "completion_tokens": None}, (5, 0, 2)),
+        ({"prompt_tokens": -1, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": -1}}, (5, 0, 2)),
+        ({"prompt_tokens": 2**40, "completion_tokens": 2**70, "prompt_tokens_details": {}}, (5, 0, 2)),
+    ],
+    ids=["right", "floats", "nulls", "negative", "huge"],
+)
+async def test_an_answer_does_not_fail_for_counts_that_cannot_be(
+    usage: dict[str, Any], counts: tuple[int, int, int]
+) -> None:
+    """What was counted here takes their place. The text of the event that tells them is left out."""
+    said = b"data: " + json.dumps({"choices": None, "usage": usage}).encode() + b"\n\n"
+    engine = OpenAiEngine(usage="none", says={1: said}, stop_reason=["zz"], reason="model_length")
+    async with behind_router(engine, max_retries=0) as fleet:
+        answer = await fleet.client.complete(list(range(1, 6)), max_new_tokens=3)
+        told = answer.usage
+        assert (told.prompt_tokens, told.cached_tokens, told.completion_tokens) == counts
+        assert answer.finished.reason is FinishReason.LENGTH
+
+
+async def test_a_list_of_models_may_be_long() -> None:
+    """Hosted servers list hundreds, in more bytes than come in one piece."""
+    others = [{"id": f"adapter-{index}", "parent": "fake-model", "description": "x" * 500} for index in range(1000)]
+    async with behind_router(OpenAiEngine(others=others)) as fleet:
+        assert (await fleet.client.complete("hello", max_new_tokens=3)).text == letters(5, 3)
 
 
 async def test_a_stream_without_a_reason_at_its_end_is_no_answer() -> None:
@@ -217,14 +250,14 @@ async def test_while_it_lives_nobody_asks_for_its_models_again() -> None:
     """llama-cpp-python breaks running answers off to tell its models."""
     engine = OpenAiEngine(has_health=False, gate=asyncio.Event())
     async with behind_router(engine) as fleet:
-        listed = engine.listings
+        await until(lambda: engine.listings == 2)  # when it was found, and when it was seen to serve
         running = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=2))
         updated_at_s = fleet.state(engine).updated_at_s
         await until(lambda: fleet.state(engine).updated_at_s != updated_at_s)
         assert engine.gate is not None
         engine.gate.set()
         await running
-        assert engine.listings == listed
+        assert engine.listings == 2
 
 
 async def test_of_several_models_the_address_names_one() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.dialects.http_events import error_message, read_event, server_sent_events
+from router.dialects.http_events import count_told, error_message, read_event, server_sent_events
 from router.dialects.speaker import Unreachable
 
 
@@ -37,6 +37,14 @@ async def test_the_last_event_counts_without_its_empty_line() -> None:
 async def test_an_endless_event_is_none() -> None:
     with pytest.raises(Unreachable, match="more than"):
         await events(b"data: ", *[b"x" * 1_000_000] * 9)
+    with pytest.raises(Unreachable, match="more than"):  # in lines, of which none is too long
+        await events(*[b"data: " + b"x" * 1_000_000 + b"\n"] * 9)
+    assert len(await events(*[b"data: " + b"x" * 1_000_000 + b"\n\n"] * 9)) == 9
+
+
+@pytest.mark.parametrize(("number", "told"), [(5, 5), (5.0, 5), (0, 0), (None, None), (-5, None), (2**40, None)])
+def test_counts_that_can_be_none(number: float | None, told: int | None) -> None:
+    assert count_told(number) == told
 
 
 @given(st.binary(max_size=60))
