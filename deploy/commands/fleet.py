@@ -235,6 +235,15 @@ def _is_done(status: dict[str, Any]) -> bool:
 
 def _await(cluster: Any, progress: Progress, timeout_s: float, is_done: Settled) -> bool:
     """Show what the fleet is doing until it is done. False: not in time."""
+    try:
+        return _follow(cluster, progress, timeout_s, is_done)
+    except KeyboardInterrupt:
+        progress("interrupted; the supervisor goes on: radixfleet fleet status\n")
+        raise
+
+
+def _follow(cluster: Any, progress: Progress, timeout_s: float, is_done: Settled) -> bool:
+    """See `_await`."""
     deadline_s = time.monotonic() + timeout_s
     told: set[str] = set()
     while True:

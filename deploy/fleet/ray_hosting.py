@@ -72,7 +72,7 @@ class RayHosting:
                 await handle.drain.remote(None)
 
     async def end(self, name: str, *, again: bool, asks: bool = True) -> None:
-        """`ray.kill` gives an actor no time for anything, so it is asked to end first; one without a node never answers."""
+        """`ray.kill` gives an actor no time for anything, so it is asked to end first; without a node none answers."""
         try:
             handle = await self._handle(name)
         except ValueError:

@@ -7,7 +7,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-_PENDING_S = 5.0
+_PENDING_S = 10.0
+"""Starting the process of an actor takes seconds where much else runs."""
 _NAMED = 3
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,6 +159,40 @@ def test_other_settings_replace_the_workers_and_one_that_cannot_start_says_why(
     assert not pids & {pid for member in now["members"] for pid in member["pids"]}
 
 
+def test_a_node_that_is_opened_again_takes_the_workers_that_waited_for_it(
+    host: RayHost, order: Callable[..., Any]
+) -> None:
+    settled(order)
+    host.radixfleet("fleet", "drain", "--node", "127.0.0.1", "--no-wait")
+
+    def nobody_has_a_place() -> bool:
+        members = [each for each in order("status")["members"] if each["kind"] == "worker"]
+        return len(members) == 2 and all(each["phase"] == "pending" and each["phase_s"] > 10 for each in members)
+
+    eventually(nobody_has_a_place, "both workers wait", timeout_s=120)
+    told = host.radixfleet("fleet", "status").stdout
+    assert "wait for a node that has worker_slot: 1 to spare" in told
+    assert "node 127.0.0.1 is cordoned" in told
+    host.radixfleet("fleet", "drain", "--node", "127.0.0.1", "--undo")
+    settled(order)
+    assert ask(host)["worker"]
+
+
+def test_who_stops_waiting_hears_that_the_supervisor_goes_on(host: RayHost, order: Callable[..., Any]) -> None:
+    settled(order)
+    command = (sys.executable, "-m", "deploy.cli", "fleet", "scale", "m", "4")
+    with host.popen(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as waiting:
+        eventually(lambda: order("status")["models"]["m"]["wanted"] == 4, "the order is given", timeout_s=120)
+        (pid,) = [pid for pid, line in host.processes().items() if line[-3:] == ["scale", "m", "4"]]
+        host.kill(pid, number=signal.SIGINT)
+        _, told = waiting.communicate(timeout=120)
+    assert waiting.returncode == 130
+    assert "interrupted; the supervisor goes on" in told
+    assert order("status")["models"]["m"]["wanted"] == 4
+    order("scale", "m", 2, 2)
+    settled(order)
+
+
 def test_down_leaves_nothing_of_ours(host: RayHost) -> None:
     """Behaviour 61. The last test of the module: it ends the fleet."""
     host.radixfleet("fleet", "down")
@@ -165,5 +202,7 @@ def test_down_leaves_nothing_of_ours(host: RayHost) -> None:
         return [line for line in lines if "Actor" in line or "Supervisor" in line or "worker.engine" in line]
 
     eventually(lambda: not ours(), "no actor and no engine is left", timeout_s=10)
+    again = host.radixfleet("fleet", "down")
+    assert "no fleet runs on this cluster" in again.stderr
     gone = host.radixfleet("fleet", "status", check=False)
     assert (gone.returncode, "no fleet runs" in gone.stderr) == (3, True)
