@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ import structlog
 from radixfleet.address import local_address
 from radixfleet.telemetry import setup_logging
 from router.config import RouterSettings
+from router.own_folder import own_folder
 from router.process import complain, packed, publish_addresses, run_process
 from router.siblings import Place
 
@@ -56,8 +56,7 @@ def run(settings: RouterSettings) -> int:
             if http_port >= 0:
                 http_port = stack.enter_context(_held_port(settings.host, http_port))
             shared = settings.model_copy(update={"port": port, "http_port": http_port})
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="radixfleet-router-")))
-            return asyncio.run(_Supervisor(shared, folder).run())
+            return asyncio.run(_Supervisor(shared, stack.enter_context(own_folder())).run())
     except OSError as error:
         return complain(error)
 
