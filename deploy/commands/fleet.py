@@ -149,7 +149,8 @@ def scale(model: str, workers: str, address: str, timeout_s: float, *, wait: boo
 def drain(names: tuple[str, ...], node: str | None, address: str, timeout_s: float, *, undo: bool, wait: bool) -> int:
     """End workers without losing a request: nothing new goes there, and what runs may finish.
 
-    Others take their place, as long as the fleet is to have as many: `scale` it down first if it is not.
+    Others take their place, as long as the fleet is to have as many: `scale` it down first if it is not. The last that
+    serves a model goes on until another does, or for a minute.
 
     \b
     radixfleet fleet drain demo-1

@@ -9,6 +9,8 @@ alike (the routers, or the workers of one model):
 3. Of too many, those that serve nobody go first, then the idlest.
 4. Members of another revision are replaced one at a time: a new one first (`surge`), then an old one is drained. Where
    the cluster has no room for one more, an old one makes room after PATIENCE_S.
+5. The last of a group that serves and shall leave goes when a successor serves, or takes longer than PATIENCE_S to get
+   a place, or to start.
 
 A member that serves is drained before it is removed, and but for an operator's order, and 4 without room, never while
 fewer than the group's count would serve without it.
@@ -126,6 +128,9 @@ def _reconcile_group(group: Group, members: Sequence[Member], wanted: Wanted) ->
         action, stays = _by_itself(member, wanted)
         actions += [action] if action else []
         staying += [member] if stays else []
+    if _is_succeeded_soon(group, staying):
+        last = next((action for action in actions if isinstance(action, Drain) and action.name in wanted.leaving), None)
+        actions = [action for action in actions if action is not last]
     leaving = _surplus(group, staying)
     staying = [member for member in staying if member not in leaving]
     outdated = _outdated_to_go(group, staying)
@@ -163,6 +168,14 @@ def _by_itself(member: Member, wanted: Wanted) -> tuple[Action | None, bool]:  #
     if phase == "lost" and member.phase_s >= LOST_S:
         return Restart(name, "it does not answer"), True
     return None, True
+
+
+def _is_succeeded_soon(group: Group, staying: Sequence[Member]) -> bool:
+    """Nobody who stays serves, but one will: for that long, the last of those who shall leave goes on."""
+    if any(member.phase == "serving" for member in staying):
+        return False
+    on_the_way = any(member.phase in ("pending", "starting") and member.phase_s < PATIENCE_S for member in staying)
+    return on_the_way or (group.surge > 0 and len(staying) < group.count)
 
 
 def pause_s(failures: int) -> float:

@@ -66,10 +66,38 @@ def test_a_model_that_left_the_file_is_drained_then_removed():
 
 def test_an_operators_drain_ends_a_worker_and_another_takes_its_place_at_once():
     leaving = frozenset({"m-0"})
-    assert kinds(reconcile(wanted(1, leaving=leaving), [worker(0)])) == [("Drain", "m-0"), ("Start", "m-1")]
+    two = [worker(0), worker(1)]
+    assert kinds(reconcile(wanted(2, leaving=leaving), two)) == [("Drain", "m-0"), ("Start", "m-2")]
     assert reconcile(wanted(1, leaving=leaving), [worker(0, "draining"), worker(1, "pending")]) == []
     drained = [worker(0, "drained"), worker(1)]
     assert kinds(reconcile(wanted(1, leaving=leaving), drained)) == [("Remove", "m-0")]
+
+
+def test_the_last_that_serves_leaves_when_another_serves_or_does_not_come():
+    leaving = wanted(1, leaving=frozenset({"m-0"}))
+    assert kinds(reconcile(leaving, [worker(0)])) == [("Start", "m-1")]
+    drained = [("Drain", "m-0")]
+    for phase in ("pending", "starting"):
+        assert reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S - 1)]) == []
+        assert kinds(reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S)])) == drained
+    assert kinds(reconcile(leaving, [worker(0), worker(1)])) == drained
+    assert kinds(reconcile(leaving, [worker(0), worker(1, "failed")])) == drained
+    parked = wanted(0, leaving=frozenset({"m-0"}))
+    assert kinds(reconcile(parked, [worker(0)])) == drained, "nobody is to follow"
+
+
+def test_of_several_that_leave_one_stays_until_it_is_succeeded():
+    leaving = wanted(2, leaving=frozenset({"m-0", "m-1"}))
+    first = kinds(reconcile(leaving, [worker(0), worker(1)]))
+    assert first == [("Drain", "m-1"), ("Start", "m-2"), ("Start", "m-3")]
+    later = [worker(0), worker(1, "draining"), worker(2, "starting"), worker(3, "pending")]
+    assert reconcile(leaving, later) == []
+    assert kinds(reconcile(leaving, [*later[:2], worker(2), later[3]])) == [("Drain", "m-0")]
+
+
+def test_a_router_that_shall_leave_goes_at_once_because_its_port_is_its_successors():
+    group = Wanted((Group("router", 1, "a", surge=0),), frozenset({"router-0"}))
+    assert kinds(reconcile(group, [Member("router-0", "router", "a", "serving")])) == [("Drain", "router-0")]
 
 
 def test_a_worker_that_somebody_drained_past_the_supervisor_is_replaced():
@@ -241,3 +269,19 @@ def test_new_settings_reach_every_member_where_there_is_no_place_to_spare(count:
         world.step(10.0)
         assert world.serving >= count - 1
     assert {(m.phase, m.revision) for m in world.members.values()} == {("serving", "b")}
+
+
+@given(members, st.integers(1, 4), st.sets(st.integers(0, 6)))
+def test_whoever_shall_leave_has_left_in_the_end_and_the_last_that_serves_not_before_another(
+    start: dict[str, Member], count: int, numbers: set[int]
+) -> None:
+    start = {name: member for name, member in start.items() if member.phase not in ("failed", "lost")}
+    leaving = {f"m-{number}" for number in numbers} & start.keys()
+    world = World(len(start) + count + 1, dict(start), set(leaving))
+    group = Group("m", count, "b")
+    for _ in range(8 * (count + len(start) + 2)):
+        before = world.serving
+        world.act(reconcile(Wanted((group,), frozenset(world.leaving)), list(world.members.values())), group)
+        assert before == 0 or world.serving > 0, "there is room for successors, and they start at once"
+        world.step(1.0)
+    assert [(m.phase, m.revision) for m in world.members.values()] == [("serving", "b")] * count
