@@ -29,6 +29,7 @@ NAMESPACE = "radixfleet"
 """Of all our actors, and of our keys in Ray's store."""
 SUPERVISOR = "supervisor"
 _PORT_STEP = 10
+_LAST_PORT = 65_535
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _FLEET_DECIDES = frozenset({"worker_id", "routers", "address_file", "advertise_address", "served_model_name"})
 MAX_WORKERS = 10_000
@@ -196,6 +197,8 @@ def check_for_ray(spec: FleetSpec, origin: str) -> None:
     for index in range(spec.routers.count):
         for name, port in _ports(spec.router_settings(index)):
             user = f"{name} of router-{index}"
+            if port > _LAST_PORT:
+                raise SettingsError(f"{user} would be {port} in {origin}: the last port is {_LAST_PORT}")
             if port in users:
                 step = f": each router's are {_PORT_STEP} higher than those of the one before" if index else ""
                 raise SettingsError(f"port {port} of {origin} is {users[port]} and {user}{step}")

@@ -111,6 +111,7 @@ def test_the_revision_changes_with_what_a_member_is_made_of_and_not_with_how_man
     [
         ("{settings: {processes: 2}}", "processes in routers.settings of f.yaml is of no use on Ray"),
         ("{settings: {metrics_port: 7070}}", "port 7070 of f.yaml is metrics_port of router-0 and port of router-0"),
+        ("{count: 3, settings: {port: 65520}}", "port of router-2 would be 65540 in f.yaml"),
         ("{count: 2, settings: {metrics_port: 7080}}", "metrics_port of router-0 and port of router-1: each router"),
     ],
 )
