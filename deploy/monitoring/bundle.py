@@ -22,14 +22,28 @@ def prometheus_config(routers: Sequence[str]) -> str:
 
 
 def write_bundle(folder: Path, routers: Sequence[str]) -> Sequence[Path]:
-    """Write all files below `folder`, over those of the same names; returns their paths."""
+    """Write all files below `folder`, over those of the same names; returns their paths.
+
+    Whatever the umask, all may read them: in containers Prometheus and Grafana are users of their own. No secret is in
+    them.
+    """
     written = []
     for name, source in _walk(_source(), Path()):
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
+        if not path.exists():
+            path.touch()
+            path.chmod(0o644)
         path.write_text(prometheus_config(routers) if str(name) == _PROMETHEUS else source.read_text())
         written.append(path)
     return written
+
+
+def _make(folder: Path) -> None:
+    if not folder.is_dir():
+        _make(folder.parent)
+        folder.mkdir()
+        folder.chmod(0o755)
 
 
 def _source() -> Traversable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def test_all_that_prometheus_and_grafana_need_is_written(tmp_path: Path) -> None
     assert urls == ["http://10.0.0.1:7071/sd", "http://[fd00::2]:7071/sd"]
     assert list(jobs) == ["radixfleet", "ray"]
     assert len(list((folder / "grafana" / "dashboards").glob("*.json"))) == 3
+
+
+def test_containers_may_read_all_of_it_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        run(str(tmp_path / "new" / "mon"))
+    finally:
+        os.umask(before)
+    written = list((tmp_path / "new").rglob("*"))
+    assert len(written) > 8
+    assert {path.stat().st_mode & 0o777 for path in written} == {0o644, 0o755}
 
 
 def test_every_file_that_the_compose_file_mounts_is_written(tmp_path: Path) -> None:
