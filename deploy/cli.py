@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -25,6 +26,7 @@ from radixfleet.errors import (
     UnknownWorker,
 )
 from radixfleet.lifeline import die_with_parent
+from radixfleet.os_errors import reason_of
 from radixfleet.watched_file import UnusableFile
 from worker.model.errors import ModelError
 
@@ -88,6 +90,9 @@ def main() -> None:
     """Entry point. Never returns."""
     if parent := os.environ.pop(PARENT_VARIABLE, None):
         die_with_parent(int(parent))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a bar, or a letter, gets a question mark
+            stream.reconfigure(errors="replace")
     sys.exit(_run())
 
 
@@ -107,7 +112,7 @@ def _run() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:  # a folder that cannot be made, a disk that is full
-        click.echo(f"radixfleet: {error}", err=True)
+        click.echo(f"radixfleet: {reason_of(error)}", err=True)
         return USAGE if isinstance(error, UnusableFile) else FAILED
     return code if isinstance(code, int) else 0
 
@@ -118,13 +123,33 @@ def _exit_code(error: Exception) -> int:
     return UNREACHABLE if isinstance(error, Unavailable | DeadlineExceeded) else FAILED
 
 
+_HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
+    # gRPC does not say that only one side speaks TLS, nor that a certificate is missing: the connection just ends.
+    (
+        Unavailable,
+        ("Socket closed", "andshake", "SSL"),
+        "Does the server speak TLS (--tls-ca), under that name (--tls-peer-name), and does it ask for a certificate "
+        "(--tls-cert, --tls-key)?",
+    ),
+    (
+        Unavailable,
+        ("Failed parsing HTTP/2",),
+        "Is that the port of HTTP, or of metrics? --endpoint is the gRPC port: 7070 unless --port said otherwise.",
+    ),
+    (
+        Unavailable,
+        ("Connection refused",),
+        "Does a router or worker run there? `radixfleet up --model demo` starts both; --endpoint names another place.",
+    ),
+    (Unauthenticated, ("key",), "Give it by --api-key @FILE, or in RADIXFLEET_API_KEY."),
+)
+"""Kinds of errors, what their text has, and what to say beside it."""
+
+
 def _hint(error: Exception) -> str:
-    """gRPC does not say that only one side speaks TLS, nor that a certificate is missing: the connection just ends."""
-    if isinstance(error, Unavailable) and any(sign in str(error) for sign in ("Socket closed", "andshake", "SSL")):
-        return (
-            "\nDoes the server speak TLS (--tls-ca), under that name (--tls-peer-name), and does it ask for a "
-            "certificate (--tls-cert, --tls-key)?"
-        )
+    for kind, signs, hint in _HINTS:
+        if isinstance(error, kind) and any(sign in str(error) for sign in signs):
+            return f"\n{hint}"
     return ""
 
 

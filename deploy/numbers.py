@@ -16,6 +16,10 @@ class Number(click.FloatRange):
 
     name = "number"
 
+    def _describe_range(self) -> str:
+        """What help says of the bounds; nothing where there are none (click writes x<=None then)."""
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Raises BadParameter for what is no number, not finite, or out of bounds."""
         number: float = super().convert(value, param, ctx)

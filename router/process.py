@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from radixfleet.address import local_address, publish
 from radixfleet.lifeline import die_with_parent
+from radixfleet.os_errors import reason_of
 from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
 from radixfleet.watched_file import UnusableFile
@@ -43,7 +44,7 @@ def run_process(settings: RouterSettings, place: Place | None = None) -> int:
 
 def complain(error: OSError) -> int:
     """One line for the operator, whatever the log level; returns the exit code."""
-    print(f"radixfleet router: {error}", file=sys.stderr)  # noqa: T201
+    print(f"radixfleet router: {reason_of(error)}", file=sys.stderr)  # noqa: T201
     return 2 if isinstance(error, UnusableFile) else 1
 
 

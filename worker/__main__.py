@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from radixfleet.errors import RadixfleetError
+from radixfleet.os_errors import reason_of
 from radixfleet.settings import click_options, format_bytes, load
 from radixfleet.telemetry import setup_logging
 from radixfleet.text import TokenizerSpec
@@ -61,7 +62,7 @@ def run(settings: WorkerSettings) -> int:
         spec = load_tokenizer_spec(path)
         return asyncio.run(serve(settings, spec, make_engine(settings, path, spec), Console()))
     except (EngineLoadError, ModelError, RadixfleetError, OSError) as error:
-        click.echo(f"worker: {error}", err=True)
+        click.echo(f"worker: {reason_of(error) if isinstance(error, OSError) else error}", err=True)
         return UNUSABLE if isinstance(error, UnusableFile) else FAILED
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
@@ -80,9 +81,7 @@ class WorkerSettings(ProcessSettings):
     isolate_clients: IsolateClients = False
 
     runner: RunnerKind = Field("torch", description="torch computes; sim pretends to be a GPU, and invents the tokens.")
-    device: str = Field(
-        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any."
-    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any.")
     dtype: DType = Field(
         "auto", description="Type of weights and KV; auto takes bfloat16 where the device is fast at it."
     )
@@ -154,6 +153,13 @@ class WorkerSettings(ProcessSettings):
         if BLOCK_TOKENS % page_size:
             raise ValueError(f"must divide {BLOCK_TOKENS}: choose 1, 2, 4, 8, 16, 32 or 64; got {page_size}")
         return page_size
+
+    @field_validator("device")
+    @classmethod
+    def _is_a_device(cls, device: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+            raise ValueError(f"must be auto, cpu, cuda or cuda:N; got {device!r}")
+        return device
 
     @field_validator("advertise_address")
     @classmethod

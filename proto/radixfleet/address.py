@@ -39,7 +39,10 @@ def local_address(host: str, port: int) -> str:
 
 
 def publish(path: Path, address: str) -> None:
-    """Write an address to a file: whoever reads it finds the whole address or no file. Blocks."""
+    """Write an address to a file: whoever reads it finds the whole address or no file. Raises OSError. Blocks."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(address + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(address + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write the address file {path}: {error.strerror}") from error

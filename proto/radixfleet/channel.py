@@ -30,6 +30,7 @@ from radixfleet.grpc_guard import GuardInterceptor
 from radixfleet.guard import Guard
 from radixfleet.interceptor import ErrorInterceptor
 from radixfleet.keyed_channel import KeyedChannel
+from radixfleet.os_errors import why_not_bound
 from radixfleet.renewed_channel import RenewedChannel
 from radixfleet.tls import ServerTls
 
@@ -136,9 +137,8 @@ def listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None 
     try:
         bound = _bind(server, address, tls)
     except RuntimeError as error:
-        raise OSError(
-            f"cannot listen on {address}: is another process using the port? Choose another, or 0 for any"
-        ) from error
+        reason = why_not_bound(host, port)
+        raise OSError(f"cannot listen on {address} ({reason}): choose another address or port, or 0 for any") from error
     if bound == 0:
         raise OSError(f"cannot listen on {address}")
     return bound

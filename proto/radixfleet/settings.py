@@ -302,6 +302,8 @@ _COMPLAINTS: dict[str, str] = {
     "less_than_equal": "must be at most {le}",
     "less_than": "must be less than {lt}",
     "literal_error": "must be {expected}",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
 }
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 import uvicorn
 from starlette.types import ASGIApp
 
+from radixfleet.os_errors import reason_of
 from router.http.slow_clients import PatientProtocol
 
 _KEEP_ALIVE_S = 75
@@ -103,5 +104,5 @@ def _bound(host: str, port: int, *, shared_port: bool) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=shared_port)
     except OSError as error:
-        reason = f"cannot serve HTTP at {host}:{port} ({error.strerror}): choose another --http-port, or 0 for any"
+        reason = f"cannot serve HTTP at {host}:{port} ({reason_of(error)}): choose another --http-port, or 0 for any"
         raise OSError(error.errno, reason) from error

@@ -25,6 +25,8 @@ from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
 
 _IDLE_POLL_S = 0.2
+_NAMED = 20
+"""Workers that an error lists."""
 _NOBODY = ModelGroup()
 
 _log = structlog.get_logger("radixfleet.router.workers")
@@ -85,7 +87,8 @@ class WorkerRegistry:
         """The worker with this id, or at this address. Raises UnknownWorker."""
         named = [worker for worker in self.workers if name and name in (worker.worker_id, worker.address)]
         if not named:
-            raise UnknownWorker(f"no worker is called {name!r}: ask Fleet.ListWorkers which there are")
+            names = [worker.name for worker in self.workers[:_NAMED]] + ["..."] * (len(self.workers) > _NAMED)
+            raise UnknownWorker(f"no worker is called {name!r}; known are {', '.join(names) or 'none'}")
         return min(named, key=lambda worker: bool(worker.duplicate_of))
 
     def channel(self, worker: WorkerState) -> grpc.aio.Channel:

@@ -164,7 +164,7 @@ async def test_what_is_no_address_is_not_registered(address: str) -> None:
 
 async def test_unknown_workers_are_not_found() -> None:
     async with running_fleet(1) as fleet:
-        with pytest.raises(UnknownWorker, match="nobody"):
+        with pytest.raises(UnknownWorker, match="'nobody'; known are "):
             await fleet.client.drain("nobody")
         with pytest.raises(UnknownWorker):
             await fleet.client.remove("")

@@ -203,4 +203,5 @@ async def test_nobody_there_is_an_error_with_its_own_code(options):
     code, out, err = await run(*options, "--endpoint", "127.0.0.1:9")
     assert (code, out) == (3, "")
     assert err.startswith("radixfleet: ")
-    assert err.count("\n") == 1
+    assert err.count("\n") == 2
+    assert "Does a router or worker run there?" in err

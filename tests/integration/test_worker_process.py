@@ -178,7 +178,7 @@ async def test_a_killed_worker_leaves_no_process_behind(tmp_path: Path) -> None:
         (("--model", "/nowhere/at/all"), 1, "no model at /nowhere/at/all"),
         (("--page-size", "24"), 2, "--page-size"),
         (("--no-such-option",), 2, "--no-such-option"),
-        (("--runner", "sim", "--host", "203.0.113.7"), 1, "cannot listen on 203.0.113.7"),
+        (("--runner", "sim", "--host", "203.0.113.7"), 1, "203.0.113.7:0 (Cannot assign requested address)"),
         (("--device", "cpu", "--dtype", "float32", "--device-memory", "1MiB"), 1, "--device-memory"),
     ],
     ids=["no model", "bad setting", "unknown option", "no such address", "too little memory"],

@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +13,7 @@ import pytest
 
 from deploy import cli
 from radixfleet.answers import worker_entry
-from radixfleet.errors import InvalidRequest, Unavailable
+from radixfleet.errors import InvalidRequest, Unauthenticated, Unavailable
 from radixfleet.v1 import fleet_pb2
 from tests.support.fake_inference import FakeInference, delta, finished, serving, started, told
 
@@ -211,7 +214,9 @@ def test_an_unreachable_server_is_exit_code_3(radixfleet):
         pass  # nobody listens there any more
     code, out, err = radixfleet("generate", "--prompt", "Hi", "--timeout", "0.3", "--endpoint", address)
     assert (code, out) == (3, "")
-    assert len(err.splitlines()) == 1
+    reason, hint = err.splitlines()
+    assert "Connection refused" in reason
+    assert "radixfleet up" in hint
 
 
 def test_a_server_that_cannot_serve_is_exit_code_3(radixfleet):
@@ -281,3 +286,28 @@ def test_workers_shows_what_an_operator_should_change(radixfleet, monkeypatch):
     assert out.rstrip().endswith("w7: Run fewer at once.")
     code, out, _ = radixfleet("workers", "--json")
     assert [entry["info"]["advice"] for entry in json.loads(out)["workers"]] == [["Run fewer at once."], []]
+
+
+@pytest.mark.parametrize(
+    ("failure", "hint"),
+    [
+        (Unauthenticated("a key is needed here: send it as `authorization: Bearer KEY`"), "--api-key @FILE"),
+        (Unavailable("connections: Failed parsing HTTP/2 (expected SETTINGS)"), "gRPC port"),
+        (Unavailable("ipv4:127.0.0.1:1: Connection refused"), "radixfleet up"),
+        (Unavailable("ipv4:127.0.0.1:1: Socket closed"), "--tls-ca"),
+    ],
+)
+def test_what_grpc_does_not_say_is_said_beside_it(radixfleet, failure, hint):
+    with served(FakeInference([[failure]])) as address:
+        _, _, err = radixfleet("generate", "--prompt", "Hi", "--timeout", "0.3", "--endpoint", address)
+    assert str(failure) in err
+    assert hint in err
+
+
+def test_a_terminal_that_cannot_show_a_sign_gets_a_question_mark(tmp_path):
+    """`top`'s bars, and answers in any script, in a locale of another century."""
+    script = "from deploy import cli; cli._run = lambda: print('\\u2588'); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True
+    )
+    assert done.stdout == b"?\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import click
 import pytest
@@ -24,6 +24,12 @@ def test_bounds_hold_and_numbers_pass() -> None:
     assert Number(0, 1).convert("1", None, None) == 1.0
     with pytest.raises(click.BadParameter, match="range"):
         Number(0, min_open=True).convert("0", None, None)
+
+
+def test_help_tells_of_bounds_where_there_are_some(radixfleet: Callable[..., tuple[int, str, str]]) -> None:
+    for command in ("generate", "chat", "explain"):
+        assert "None" not in radixfleet(command, "--help")[1]
+    assert "[x>0]" in radixfleet("generate", "--help")[1]
 
 
 def _commands(command: click.Command, context: click.Context) -> Iterator[click.Command]:

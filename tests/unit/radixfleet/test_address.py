@@ -2,7 +2,8 @@
 
 import pytest
 
-from radixfleet.address import is_wildcard, local_address, publish
+from radixfleet.address import is_host_port, is_wildcard, local_address, publish
+from radixfleet.os_errors import reason_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +30,20 @@ def test_an_address_is_published_whole_and_replaces_the_old_one(tmp_path):
     publish(path, "127.0.0.1:23456")
     assert path.read_text() == "127.0.0.1:23456\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path):
+    with pytest.raises(OSError, match="cannot write the address file") as caught:
+        publish(tmp_path / "nowhere" / "worker.address", "127.0.0.1:1")
+    reason = reason_of(caught.value)
+    assert reason == f"cannot write the address file {tmp_path}/nowhere/worker.address: No such file or directory"
+
+
+@pytest.mark.parametrize("text", ["h:1", "10.0.0.1:65535", "[::1]:80"])
+def test_addresses_to_call(text):
+    assert is_host_port(text)
+
+
+@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:0", "h:65536", "::1:80", "http://h:1", "h:1/x", "h :1"])
+def test_what_is_no_address_to_call(text):
+    assert not is_host_port(text)
