@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -79,11 +80,15 @@ def _sender(context: Context) -> Send:
     the request's own task, not by gRPC around a generator, so that cancelling it runs every `finally` at once.
     """
 
-    async def send(reply: Reply, decision: Decision, retries: int) -> None:
-        if reply.kind == "started":
-            started = reply.message.started
-            started.route.CopyFrom(route_decision(decision, retries))
-            await context.send_initial_metadata(((EXECUTION_ID_KEY, started.execution_id),))
+    async def send_started(reply: Reply, decision: Decision, retries: int) -> None:
+        started = reply.message.started
+        started.route.CopyFrom(route_decision(decision, retries))
+        await context.send_initial_metadata(((EXECUTION_ID_KEY, started.execution_id),))
         await context.write(reply.message)
+
+    def send(reply: Reply, decision: Decision, retries: int) -> Awaitable[None]:
+        if reply.kind == "started":
+            return send_started(reply, decision, retries)
+        return context.write(reply.message)
 
     return send

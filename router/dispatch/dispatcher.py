@@ -148,7 +148,14 @@ class Dispatcher:
             with span.current():
                 async with aclosing(self._link(lease.worker).generate(lease.request, timeout_s)) as replies:
                     async for reply in replies:
-                        await self._take(reply, attempt, record, send)
+                        if not self._take(reply, attempt, record):
+                            continue
+                        attempt.is_visible = True
+                        if attempt.held is not None:
+                            held, attempt.held = attempt.held, None
+                            await send(held, lease.decision, record.retries)
+                        await send(reply, lease.decision, record.retries)
+                        record.is_complete = reply.kind == "end"
             verdict = Verdict.ANSWERED
         except LinkFailure as failure:
             error = str(failure)
@@ -161,29 +168,27 @@ class Dispatcher:
             lease.settle(verdict, attempt.output)
             span.end(self._clock.now(), error)
 
-    async def _take(self, reply: Reply, attempt: _Try, record: RequestRecord, send: Send) -> None:
+    def _take(self, reply: Reply, attempt: _Try, record: RequestRecord) -> bool:
+        """Account for a reply. False: it is held back."""
         lease = attempt.lease
         if reply.kind == "started":
             lease.started(reply.cached_tokens)
             record.cached_tokens = reply.cached_tokens
             attempt.held = None if attempt.is_visible else reply
-            return
-        if reply.num_tokens:
-            lease.first_token()
-            self._log.first_token(record)
-            attempt.num_tokens += reply.num_tokens
-            record.output_tokens += reply.num_tokens
+            return False
+        count = reply.num_tokens
+        if count:
+            if not attempt.num_tokens:
+                lease.first_token()
+                self._log.first_token(record)
+            attempt.num_tokens += count
+            record.output_tokens += count
             if not reply.index:
                 attempt.first_output.extend(reply.token_ids)
         elif reply.kind == "end" and record.cached_tokens is None and reply.cached_tokens is not None:
             lease.receipt(reply.cached_tokens, reply.message.finished.usage.prompt_tokens)
             record.cached_tokens = reply.cached_tokens
-        attempt.is_visible = True
-        if attempt.held is not None:
-            held, attempt.held = attempt.held, None
-            await send(held, lease.decision, record.retries)
-        await send(reply, lease.decision, record.retries)
-        record.is_complete = reply.kind == "end"
+        return True
 
 
 def _trace_route(record: RequestRecord, lease: Lease, began_s: float, now_s: float) -> None:

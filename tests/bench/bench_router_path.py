@@ -368,13 +368,13 @@ async def one_load(load: Load, ways: Sequence[Way], tokenizer: Tokenizer, rounds
             # The workers take token ids alone: a router's ids for a text are as many.
             ours = ids if load.form == "ids" or way.name == "direct" else texts
             questions = [Question(ours[index], texts[index].text) for index in part]
-            before_s = _cpu_s(way.process)
+            before_s = cpu_s(way.process)
             times = await measure(way, questions, load)
-            cpu_s = _cpu_s(way.process) - before_s
+            spent_s = cpu_s(way.process) - before_s
             if turn:
                 rows[way.name].first_s += [first_s for first_s, _ in times]
                 rows[way.name].total_s += [total_s for _, total_s in times]
-                rows[way.name].router_cpu_s += cpu_s
+                rows[way.name].router_cpu_s += spent_s
     for way in ways:
         print(rows[way.name].line(rows[way.direct]), flush=True)
 
@@ -391,8 +391,8 @@ async def until_serving(stub: inference_pb2_grpc.InferenceStub) -> None:
                 return
 
 
-def _cpu_s(process: psutil.Process | None) -> float:
-    """Of the process and those that it started: their threads' times, for ticks of 10 ms are too coarse."""
+def cpu_s(process: psutil.Process | None) -> float:
+    """CPU time of the process and those that it started: their threads' times, for ticks of 10 ms are too coarse."""
     if process is None:
         return 0.0
     total_ns = 0
@@ -416,10 +416,10 @@ async def bench_processes(counts: Sequence[int], characters: int) -> None:
         rates: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
         for _ in range(ROUNDS):
             for count, (router, address) in routers.items():
-                before_s, began_s = _cpu_s(router), time.perf_counter()
+                before_s, began_s = cpu_s(router), time.perf_counter()
                 num_choices = await _choices(address, characters)
                 took_s = time.perf_counter() - began_s
-                rates[count].append((num_choices / took_s, (_cpu_s(router) - before_s) / took_s))
+                rates[count].append((num_choices / took_s, (cpu_s(router) - before_s) / took_s))
         for count, found in rates.items():
             rate, cores = (statistics.median(values) for values in zip(*found, strict=True))
             print(f"{count:9} {rate:10.0f} {cores:8.2f}")

@@ -63,7 +63,8 @@ async def failure(link: WorkerLink, sent: PreparedRequest, timeout_s: float | No
 async def test_an_answer_comes_whole_and_in_order(peer: Peer) -> None:
     async with linked(peer) as link:
         replies = await collect(link, asking(tokens=50))
-        assert [reply.kind for reply in replies] == ["started", *["part"] * 50, "end"]
+        kinds = [reply.kind for reply in replies]
+        assert kinds == ["started", *["part"] * (len(replies) - 2), "end"]  # tokens that come together may be joined
         assert sum(reply.num_tokens for reply in replies) == 50
         assert sum(len(reply.token_ids) for reply in replies) == 50
         assert replies[0].message.started.request_id == "r"

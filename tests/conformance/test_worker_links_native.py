@@ -22,11 +22,11 @@ def by_stream(request: pytest.FixtureRequest) -> bool:
 
 
 async def failure(link: WorkerLink) -> tuple[int, LinkFailure]:
-    """Replies before the failure, and the failure."""
+    """Started and tokens before the failure, and the failure."""
     count = 0
     try:
-        async for _ in link.generate(sendable(), 30.0):
-            count += 1
+        async for reply in link.generate(sendable(), 30.0):
+            count += len(reply.token_ids) or 1
     except LinkFailure as error:
         return count, error
     raise AssertionError("it ended well")

@@ -50,7 +50,9 @@ async def test_the_worker_gets_tokens_and_the_client_gets_its_replies_with_the_d
         assert (started.request_id, started.worker_id, started.prompt_tokens) == ("mine", "w0", 300)
         assert started.route is not None
         assert (started.route.policy, started.route.reason, started.route.retries) == ("min_cost", "only", 0)
-        assert [type(event) for event in events[1:]] == [Delta] * 4 + [Finished]
+        *deltas, finished = events[1:]
+        assert sum(len(delta.token_ids) for delta in deltas if isinstance(delta, Delta)) == 4
+        assert isinstance(finished, Finished)
 
 
 async def test_without_a_deadline_the_worker_gets_none() -> None:
@@ -59,7 +61,7 @@ async def test_without_a_deadline_the_worker_gets_none() -> None:
         request = inference_pb2.GenerateRequest(prompt=inference_pb2.Prompt(text="hello"))
         call = stub.Generate(request)
         kinds = [message.WhichOneof("event") async for message in call]
-        assert kinds == ["started", "delta", "delta", "delta", "delta", "finished"]
+        assert (kinds[0], set(kinds[1:-1]), kinds[-1]) == ("started", {"delta"}, "finished")
         metadata = dict(await call.initial_metadata())
         assert metadata["radixfleet-execution-id"] == "w0-1"
         assert fleet.workers[0].calls[0].time_remaining_s is None

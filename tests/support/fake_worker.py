@@ -39,6 +39,7 @@ class Script:
     text_bytes: int = 1
     before_start: asyncio.Event | None = None
     before_first_token: asyncio.Event | None = None
+    before_token: asyncio.Event | None = None
     before_finish: asyncio.Event | None = None
     error: RadixfleetError | None = None
     error_after: int = -1
@@ -318,6 +319,7 @@ async def _answer(worker: FakeWorker, call: Call, script: Script) -> AsyncIterat
     while call.tokens_sent < script.tokens:
         if script.error is not None and call.tokens_sent >= script.error_after:
             raise script.error
+        await _pass(script.before_token)
         call.state = "computed"
         count = min(script.tokens_a_delta, script.tokens - call.tokens_sent)
         first = len(call.tokens) + call.tokens_sent
