@@ -165,11 +165,11 @@ def test_a_node_that_is_opened_again_takes_the_workers_that_waited_for_it(
     settled(order)
     host.radixfleet("fleet", "drain", "--node", "127.0.0.1", "--no-wait")
 
-    def nobody_has_a_place() -> bool:
-        members = [each for each in order("status")["members"] if each["kind"] == "worker"]
+    def successors_wait() -> bool:
+        members = [each for each in order("status")["members"] if each["kind"] == "worker" and not each["leaving"]]
         return len(members) == 2 and all(each["phase"] == "pending" and each["phase_s"] > 10 for each in members)
 
-    eventually(nobody_has_a_place, "both workers wait", timeout_s=120)
+    eventually(successors_wait, "both wait for a place", timeout_s=120)
     told = host.radixfleet("fleet", "status").stdout
     assert "wait for a node that has worker_slot: 1 to spare" in told
     assert "node 127.0.0.1 is cordoned" in told
