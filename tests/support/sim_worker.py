@@ -180,6 +180,7 @@ class SimWorker:
         plan = self.scheduler.plan()
         if plan is not None:
             self._guard(plan)
+            assert plan.num_sequences <= self.limits.max_running_requests
             self.plans.append(plan)
             self.launched.append(plan)
         self._after()

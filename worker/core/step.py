@@ -29,6 +29,13 @@ Int32Array: TypeAlias = npt.NDArray[np.int32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
+def rows_for(max_running_requests: int) -> int:
+    """Rows that scheduler and runner keep: more than requests run, so that one whose last token is in flight, which
+    keeps its row until that has settled, does not keep its successor waiting for another step.
+    """
+    return max_running_requests + max(1, max_running_requests // 8)
+
+
 class RowStart(msgspec.Struct, frozen=True, array_like=True):
     """A request takes a row, at admission or again after a retraction: what the runner keeps about the row."""
 

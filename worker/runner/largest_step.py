@@ -6,28 +6,29 @@ import numpy as np
 
 from radixfleet.types import MAX_LOGPROBS
 from worker.core.logits import LogitEdits
-from worker.core.step import RowStart, StepPlan
+from worker.core.step import RowStart, StepPlan, rows_for
 
 
-def largest_step(num_rows: int, chunk: int, max_context: int) -> StepPlan:
+def largest_step(num_sequences: int, chunk: int, max_context: int) -> StepPlan:
     """A chunk at the end of the longest context, beside decoding rows of that length in all other rows.
 
     Every row is drawn the costly way, edited and told of, and a tile of the chunk is told of as a prompt. All slots are
     0, the padding sink: the step can run on a pool of one page.
     """
-    lengths = np.ones(num_rows, np.int32)
+    lengths = np.ones(num_sequences, np.int32)
     lengths[0] = chunk
     starts = max_context - lengths
     num_tokens = int(lengths.sum())
     return StepPlan(
         step=0,
         starts_rows=tuple(
-            _row_start(row, int(starts[row]), told_tokens=num_rows if row == 0 else 0) for row in range(num_rows)
+            _row_start(row, int(starts[row]), told_tokens=rows_for(num_sequences) if row == 0 else 0)
+            for row in range(num_sequences)
         ),
-        rows=np.arange(num_rows, dtype=np.int32),
+        rows=np.arange(num_sequences, dtype=np.int32),
         starts=starts,
         lengths=lengths,
-        samples=np.ones(num_rows, np.bool_),
+        samples=np.ones(num_sequences, np.bool_),
         relayed=lengths == 1,
         input_ids=np.zeros(num_tokens, np.int32),
         slots=np.zeros(num_tokens, np.int32),

@@ -31,7 +31,7 @@ from radixfleet.types import Capacity, Grammar, MemoryPools
 from worker.core.logits import Float32Array, Logprobs, StepLogprobs
 from worker.core.messages import Ready
 from worker.core.out_of_memory import OutOfMemory
-from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan, StepResult
+from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan, StepResult, rows_for
 from worker.memory.advisor import Bound
 from worker.runner.row_logprobs import RowLogprobs
 
@@ -126,7 +126,7 @@ class SimRunner:
         self._config = config
         self._clock = clock
         num_slots = config.kv_tokens + config.page_size
-        num_rows = config.max_running_requests
+        num_rows = rows_for(config.max_running_requests)
         row_length = -(-config.max_context_tokens // config.page_size) * config.page_size
         self._slot_hashes: _U64Array = np.zeros(num_slots, dtype=np.uint64)
         self._slot_tokens: Int32Array = np.zeros(num_slots, dtype=np.int32)

@@ -22,7 +22,7 @@ import torch.nn.functional as functional
 from radixfleet.clock import Clock
 from radixfleet.types import Capacity
 from worker.core.messages import Ready
-from worker.core.step import StepPlan
+from worker.core.step import StepPlan, rows_for
 from worker.memory.advisor import Bound, Shortage, Stage, advise
 from worker.memory.kv_pool import TokenToKVPool
 from worker.memory.plan import (
@@ -123,20 +123,21 @@ class _Loading:
         chunk = min(self._config.chunked_prefill_size or chunked_prefill_size_for(self._total_bytes), max_context)
         kv_tokens = self._likely_kv_tokens(model)
         on_cpu = self._device.type == "cpu"
-        num_rows = self._config.max_running_requests or max_running_requests_for(kv_tokens, on_cpu=on_cpu)
+        max_running = self._config.max_running_requests or max_running_requests_for(kv_tokens, on_cpu=on_cpu)
+        num_rows = rows_for(max_running)
         with advised(Stage.START, Bound.LARGEST_STEP, self._device):
             rows = RowState(
                 max_rows=num_rows, max_context=max_context, vocab_size=model.config.vocab_size, device=self._device
             )
             sampler = self._sampler(rows, num_rows, model.config.vocab_size)
-            step = largest_step(num_rows, chunk, max(min(max_context, kv_tokens), chunk))
+            step = largest_step(max_running, chunk, max(min(max_context, kv_tokens), chunk))
             peak = self._measure(model, rows, sampler, step)
         plan = self._plan(model, peak + rows.nbytes + sampler.nbytes)
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
                 page_size=plan.page_size,
-                max_running_requests=num_rows,
+                max_running_requests=max_running,
                 chunked_prefill_size=chunk,
             ),
             memory=plan.pools(),
@@ -146,14 +147,14 @@ class _Loading:
         )
         with advised(Stage.START, Bound.ALLOCATION, self._device):
             computer = self._computer(model, rows, sampler, plan.num_pages)
-        self._record_decodes(computer, num_rows)
+        self._record_decodes(computer, max_running)
         return computer, ready
 
-    def _record_decodes(self, computer: StepComputer, num_rows: int) -> None:
+    def _record_decodes(self, computer: StepComputer, max_running: int) -> None:
         """Where it fails, for lack of memory too, steps are launched kernel by kernel."""
         if self._record is None or not computer.can_record:
             return
-        started_s, free_bytes, sizes = self._clock.now(), usable_memory(self._device, None), graph_sizes(num_rows)
+        started_s, free_bytes, sizes = self._clock.now(), usable_memory(self._device, None), graph_sizes(max_running)
         _log.info("recording CUDA graphs", sizes=sizes)
         try:
             computer.record_decodes(sizes, self._record)

@@ -1,12 +1,17 @@
-"""Who leaves the queue: when there is a row, room for its growth, and no prefix worth waiting for.
+"""Who leaves the queue: when there is a place, room for its growth, and no prefix worth waiting for.
 
-Requests are tried in the queue's order until one finds no row, no budget or no room; nobody passes by that one, so
+There are as many places as requests may run. A request leaves its place when its last token is in flight, so that its
+successor computes in the very next step; its row and its pages it keeps until that token has settled.
+
+Requests are tried in the queue's order until one finds no place, no budget or no room; nobody passes by that one, so
 that a big request is not starved by small ones. One that waits for a prefix just being computed is passed by: it
 holds nothing and waits once at most. A prompt's pages are taken at once, whole, so that a later chunk never finds the
 pool full.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from worker.memory.page_allocator import pages_for
 from worker.memory.radix_cache import Match
@@ -27,7 +32,7 @@ class Admission:
     def __init__(self, limits: Limits, holdings: Holdings) -> None:
         self.queue = WaitingQueue(limits.order, limits.max_overtakes, preempt=limits.preempt)
         self.blocked: Request | None = None
-        """The next to be admitted, if it found no row or no room when admission was last tried."""
+        """The next to be admitted, if it found no place or no room when admission was last tried."""
         self.growth_share = GrowthShare()
         self._limits = limits
         self._holdings = holdings
@@ -47,8 +52,11 @@ class Admission:
         self.blocked = None
         self.queue.let_go()
         admitted: list[Piece] = []
-        if seats < 1 or not self._may_go_on(budget):
-            self._note_lack_of_rows()
+        places = self.places(running) if self.queue.has_candidates else 0
+        if places < 1:
+            self.blocked = self.queue.first
+        seats = min(seats, places)
+        if seats < 1 or budget < 1:
             return admitted
         rows, columns = running.rows, self._holdings.rows
         unfilled = running.at(rows[columns.settled[rows] < columns.filled[rows]])
@@ -65,14 +73,19 @@ class Admission:
                 misses += 1
             else:
                 break
-            if misses >= WINDOW or len(admitted) >= seats or not self._may_go_on(budget):
-                self._note_lack_of_rows()
+            if len(admitted) == places:
+                self.blocked = self.queue.first
+            if misses >= WINDOW or len(admitted) >= seats or budget < 1:
                 break
         self._holdings.provide()
         return admitted
 
-    def _may_go_on(self, budget: int) -> bool:
-        return self.queue.has_candidates and budget > 0 and self._holdings.table.free_rows > 0
+    def places(self, running: Running) -> int:
+        """Requests that may join those that run."""
+        rows, columns = running.rows, self._holdings.rows
+        num_ending = np.count_nonzero((columns.is_decoding[rows] > 0) & (columns.to_sample[rows] == 0))
+        unoccupied = self._limits.max_running_requests - len(running) + int(num_ending)
+        return min(unoccupied, self._holdings.table.free_rows)
 
     def could_fit_beside(self, request: Request, kept: RowIndex) -> bool:
         """Whether a waiting request would find room if `kept` alone ran: a no is sure, a yes is not.
@@ -82,10 +95,6 @@ class Admission:
         forecast = self._forecast(kept)
         forecast.add(request, pages_for(len(request.fill_ids) - self._match(request).length, self._limits.page_size))
         return forecast.fits(self._holdings.allocator.total_pages)
-
-    def _note_lack_of_rows(self) -> None:
-        if not self._holdings.table.free_rows:
-            self.blocked = self.queue.first
 
     def _try(
         self, request: Request, unfilled: list[Request], forecast: Forecast, budget: int, *, is_first: bool

@@ -35,7 +35,7 @@ class Lifecycle:
     ) -> None:
         self.requests: dict[int, Request] = {}
         """Those that have not ended, by uid."""
-        self.running = Running(limits.max_running_requests)
+        self.running = Running(limits.num_rows)
         """PREFILL and DECODE."""
         self.leaving: set[Request] = set()
         """RETRACTED and FINISHED that still have steps in flight."""

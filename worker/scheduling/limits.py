@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from worker.core.messages import Ready
+from worker.core.step import rows_for
 from worker.memory.advisor import MORE_KV, Bound
 from worker.memory.plan import kv_bound_of
 
@@ -21,7 +22,7 @@ class Limits:
     """Pages of the KV pool, the padding sink (page 0, never used) among them."""
     page_size: int
     max_running_requests: int
-    """Requests that have a row, and the most sequences in a step."""
+    """Requests that are planned step by step, and the most sequences in a step."""
     chunked_prefill_size: int
     """Prompt tokens in one step; running decodes are taken out of it, down to a quarter (see `prefill_budget`)."""
     max_context_tokens: int
@@ -50,6 +51,11 @@ class Limits:
             preempt=preempt and order == "priority",
             kv_bound=kv_bound_of(ready.memory),
         )
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that may hold a row."""
+        return rows_for(self.max_running_requests)
 
     @property
     def kv_tokens(self) -> int:

@@ -68,7 +68,7 @@ class Scheduler:
         self.counters = Counters()
         allocator = PageAllocator(limits.num_pages, limits.page_size)
         self.cache = RadixCache(allocator)
-        table = ReqToTokenPool(limits.max_running_requests, limits.max_context_tokens, limits.page_size)
+        table = ReqToTokenPool(limits.num_rows, limits.max_context_tokens, limits.page_size)
         self.holdings = Holdings(allocator, table, self.cache)
         self._admission = Admission(limits, self.holdings)
         self._launched: deque[Launched] = deque()
@@ -151,8 +151,9 @@ class Scheduler:
         """Steps that are sure to only decode, so that `leap` may do them at once; 0 while a step is in flight."""
         if self._launched or not self._recovery.size.is_full:
             return 0
-        may_admit = len(self._admission.queue) > 0 and self.holdings.table.free_rows > 0
-        return steps_ahead(self._lifecycle.running, self.holdings, may_admit=may_admit)
+        running = self._lifecycle.running
+        may_admit = len(self._admission.queue) > 0 and self._admission.places(running) > 0
+        return steps_ahead(running, self.holdings, may_admit=may_admit)
 
     def leap(self, num_steps: int, tokens_ahead: TokensAhead) -> None:
         """Decode `num_steps` steps, at most `steps_ahead`, as planning and committing each would. For simulations.
@@ -206,7 +207,7 @@ class Scheduler:
         rows, columns = self._lifecycle.running.rows, self.holdings.rows
         computing = int(np.maximum(columns.filled[rows] - columns.settled[rows], 0).sum())
         return Load(
-            running_requests=len(self._lifecycle.running),
+            running_requests=min(len(self._lifecycle.running), self.limits.max_running_requests),
             waiting_requests=len(queue),
             outstanding_prompt_tokens=queue.prompt_tokens + computing,
             kv_protected_tokens=self.holdings.used_pages * self.limits.page_size,

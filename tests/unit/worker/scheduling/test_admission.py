@@ -63,30 +63,42 @@ class TestRows:
             assert worker.scheduler.load().running_requests <= 3
         assert max(plan.num_sequences for plan in worker.plans) == 3
 
-    def test_a_freed_row_is_taken_in_the_next_step(self) -> None:
-        """Behaviour 19."""
+    def test_a_place_is_taken_as_soon_as_the_last_token_is_in_flight(self) -> None:
+        """Behaviour 19: on another row, because the last step still reads the first one's."""
         worker = SimWorker(max_running=1)
         worker.submit(make_submit(1, [1], 2))
         worker.submit(make_submit(2, [2], 2))
         worker.launch()
+        assert worker.state(2).admissions == 0
         worker.launch()
-        assert worker.launch() is None
-        worker.settle()
-        worker.settle()
         plan = worker.launch()
         assert plan is not None
         assert worker.state(2).admissions == 1
+        assert [start.row for start in plan.starts_rows] != [start.row for start in worker.plans[0].starts_rows]
+        worker.run()
+        worker.assert_idle()
 
-    def test_one_row_serves_a_queue_without_a_lost_step(self) -> None:
-        """Behaviour 19, serial: each request's first step follows its predecessor's last."""
-        worker = SimWorker(max_running=1)
-        for uid in range(5):
-            worker.submit(make_submit(uid, [uid, 1], 3))
-        turns = 0
+    @pytest.mark.parametrize("in_flight", [1, 2])
+    @pytest.mark.parametrize("max_running", [1, 3])
+    def test_a_queue_is_served_without_a_lost_step(self, max_running: int, in_flight: int) -> None:
+        """Behaviour 19: each request's first step follows its predecessor's last, overlapped too."""
+        worker = SimWorker(max_running=max_running)
+        for uid in range(5 * max_running):
+            # One ends in each step.
+            worker.submit(make_submit(uid, [uid, 1], 3 if uid >= max_running else 3 + uid))
         while worker.scheduler.has_work:
-            worker.step()
-            turns += 1
-        assert turns == len(worker.plans) == 15
+            worker.step(in_flight=in_flight)
+        assert {plan.num_sequences for plan in worker.plans[: 5 * 3]} == {max_running}
+
+    def test_more_end_at_once_than_there_are_rows_to_spare(self) -> None:
+        """Then their successors begin when the rows are free, one step later."""
+        worker = SimWorker(max_running=4)
+        for uid in range(8):
+            worker.submit(make_submit(uid, [uid], 2))
+        while worker.scheduler.has_work:
+            worker.step(in_flight=2)
+        assert worker.limits.num_rows == 5
+        assert [plan.num_sequences for plan in worker.plans] == [4, 4, 1, 4, 3]
 
 
 class TestMemory:
@@ -182,7 +194,7 @@ class TestMemory:
         worker.abort(1)
         worker.submit(make_submit(2, np.arange(30) + 3, 6))
         assert worker.launch() is None
-        assert worker.scheduler.holdings.table.free_rows == 7
+        assert worker.scheduler.holdings.table.free_rows == worker.limits.num_rows - 1
         worker.settle()
         assert worker.launch() is not None
         worker.run()

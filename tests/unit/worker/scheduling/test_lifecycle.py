@@ -81,14 +81,14 @@ class TestOverlap:
         worker.launch()
         worker.settle()
         assert worker.state(1).ended is not None
-        assert worker.scheduler.holdings.table.free_rows == 0
-        assert worker.scheduler.holdings.used_pages == 3
-        assert worker.launch() is None, "the only row is still read by step 2"
-        worker.settle()
         assert worker.scheduler.holdings.table.free_rows == 1
+        assert worker.scheduler.holdings.used_pages == 3
         plan = worker.launch()
         assert plan is not None
-        assert [start.row for start in plan.starts_rows] == [0]
+        assert [start.row for start in plan.starts_rows] == [1], "row 0 is still read by step 2"
+        assert not set(plan.slots.tolist()) & {slot for step in worker.plans[:2] for slot in step.slots.tolist()}
+        worker.settle()
+        assert worker.scheduler.holdings.table.free_rows == 1
         worker.run()
         worker.assert_idle()
 
