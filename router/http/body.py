@@ -54,6 +54,8 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
 
 def parse(body: bytes, kind: type[BodyT]) -> BodyT:
     """The body as a value of `kind`. Raises InvalidRequest."""
+    if not body:
+        raise InvalidRequest("the body is empty: send a JSON object")
     try:
         body.decode()  # in fields that nobody reads, msgspec does not look at it
         return msgspec.json.decode(body, type=kind)
@@ -61,7 +63,8 @@ def parse(body: bytes, kind: type[BodyT]) -> BodyT:
         text = str(error)
         found = (_PATH.search(text), _MISSING.search(text))
         field = ".".join(match[1] for match in found if match and match[1]).replace("[...]", "")
-        raise InvalidRequest(text.replace("`$.", "`"), field=field) from None
+        text = text.replace("`$.", "`") if field else f"the body must be a JSON object: {text}"
+        raise InvalidRequest(text, field=field) from None
     except RecursionError:
         raise InvalidRequest("the body is not served: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,5 +1,5 @@
 """What clients send, as OpenAI and the engines of this field write it. The types are the validation and, as JSON
-Schema, the published document. Fields that are not named here are ignored.
+Schema, the published document. Fields that are not named here are ignored; some are named to be refused.
 """
 
 from __future__ import annotations
@@ -52,6 +52,22 @@ class SchemaFormat(msgspec.Struct, tag="json_schema"):
     json_schema: NamedSchema
 
 
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's form; one of them."""
+
+    json: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "string", "null"]})] = msgspec.field(
+        default_factory=lambda: msgspec.Raw(b"null")
+    )
+    """A JSON Schema, or its text."""
+    regex: str | None = None
+    choice: list[str] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """In Lark's notation."""
+    json_object: bool | None = None
+    """Any JSON object."""
+
+
 class Sampling(msgspec.Struct, kw_only=True):
     """What requests for completions and for chats have in common."""
 
@@ -80,6 +96,15 @@ class Sampling(msgspec.Struct, kw_only=True):
         | None
     ) = None
     response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's other way to say what the answer has to keep to."""
+    guided_json: Any = None
+    """Refused, as are the five below: see structured_outputs."""
+    guided_regex: Any = None
+    guided_grammar: Any = None
+    guided_choice: Any = None
+    regex: Any = None
+    ebnf: Any = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
@@ -136,6 +161,14 @@ class ChatRequest(Sampling, kw_only=True):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
+    modalities: list[str] | None = None
+    """"text" alone."""
+    functions: Any = None
+    """Refused: OpenAI's older form of tools."""
+    audio: Any = None
+    """Refused."""
+    web_search_options: Any = None
+    """Refused."""
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):

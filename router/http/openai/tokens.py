@@ -43,4 +43,7 @@ class TokenEndpoints:
         body = await read_body(request.receive, request.headers, self._max_body_bytes)
         given = parse(body, DetokenizeRequest)
         asked = inference_pb2.DetokenizeRequest(model=given.model, token_ids=given.tokens, skip_special_tokens=False)
-        return json_response(DetokenizeAnswer(await self._prompts.detokenize(asked)))
+        try:
+            return json_response(DetokenizeAnswer(await self._prompts.detokenize(asked)))
+        except InvalidRequest as error:
+            raise InvalidRequest(str(error).replace("token_ids", "tokens"), field="tokens") from None

@@ -11,14 +11,13 @@ import numpy as np
 from radixfleet import convert
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
+from router.http.openai.constraints import checked_tools, grammar, refuse_other_names
 from router.http.openai.requests import (
     MAX_PROMPTS,
     ChatRequest,
     CompletionRequest,
-    JsonFormat,
     Message,
     Sampling,
-    SchemaFormat,
     TokenizeRequest,
 )
 
@@ -31,6 +30,8 @@ _NAMES = (
     ("sampling.prompt_logprobs", "logprobs"),
     ("sampling.grammar.json_schema", "response_format.json_schema.schema"),
     ("sampling.grammar.json_object", "response_format"),
+    ("sampling.grammar.regex", "structured_outputs.regex"),
+    ("sampling.grammar.lark", "structured_outputs.grammar"),
     ("sampling.grammar", "response_format"),
     ("sampling.", ""),
     ("prompt.chat.tools_json", "tools"),
@@ -78,7 +79,8 @@ def chat_request(request: ChatRequest) -> inference_pb2.GenerateRequest:
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     if max_tokens is not None:
         if not max_tokens:
-            raise InvalidRequest("max_tokens must be 1 or more", field="max_tokens")
+            name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+            raise InvalidRequest(f"{name} must be 1 or more", field=name)
         sampling.max_new_tokens = max_tokens
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
@@ -92,7 +94,8 @@ def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
     choice = request.tool_choice
     if choice not in (None, "none", "auto"):
         raise InvalidRequest("tool_choice must be none or auto: a call cannot be demanded", field="tool_choice")
-    return [] if choice == "none" else request.tools or []
+    tools = checked_tools(request)
+    return [] if choice == "none" else tools
 
 
 def tokenize_prompt(request: TokenizeRequest) -> inference_pb2.Prompt:
@@ -117,6 +120,7 @@ def _generate(
 
 
 def _sampling(request: Sampling) -> inference_pb2.SamplingParams:
+    refuse_other_names(request)
     bias = {int(token_id): value for token_id, value in (request.logit_bias or {}).items()}
     if bias and max(bias) >= 2**32:
         raise InvalidRequest("logit_bias names token ids, which are below 2^32", field="logit_bias")
@@ -136,16 +140,8 @@ def _sampling(request: Sampling) -> inference_pb2.SamplingParams:
         presence_penalty=request.presence_penalty,
         repetition_penalty=request.repetition_penalty,
         logit_bias=bias,
-        grammar=_grammar(request),
+        grammar=grammar(request),
     )
-
-
-def _grammar(request: Sampling) -> inference_pb2.Grammar | None:
-    if isinstance(request.response_format, JsonFormat):
-        return inference_pb2.Grammar(json_object=True)
-    if isinstance(request.response_format, SchemaFormat):
-        return inference_pb2.Grammar(json_schema=bytes(request.response_format.json_schema.schema).decode())
-    return None
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> list[inference_pb2.Prompt]:

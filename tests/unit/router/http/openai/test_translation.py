@@ -149,6 +149,7 @@ def test_echo_asks_for_the_prompts_probabilities_too() -> None:
     ("fields", "field"),
     [
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
@@ -208,6 +209,8 @@ def test_tokenizing_takes_a_text_or_messages() -> None:
         ("sampling.min_new_tokens", "min_tokens"),
         ("sampling.stop[3]", "stop[3]"),
         ("sampling.grammar.json_schema", "response_format.json_schema.schema"),
+        ("sampling.grammar.regex", "structured_outputs.regex"),
+        ("sampling.grammar.lark", "structured_outputs.grammar"),
         ("prompt.chat.messages[1].role", "messages[1].role"),
         ("prompt.chat.tools_json", "tools"),
         ("prompt.chat", "messages"),

@@ -1,0 +1,98 @@
+"""What an answer has to keep to: OpenAI's `response_format`, vLLM's `structured_outputs`, and other names for the same.
+
+Fields that nobody knows are ignored. Those that are known elsewhere, and would change what the answer is, are refused
+instead: an answer that keeps to nothing would look like one that does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from radixfleet.errors import InvalidRequest
+from radixfleet.v1 import inference_pb2
+from router.http.openai.requests import ChatRequest, JsonFormat, Sampling, SchemaFormat, StructuredOutputs
+
+_FORMS = "send response_format, or structured_outputs with json, regex, grammar or choice"
+_INSTEAD: Mapping[str, str] = {
+    "guided_json": _FORMS,
+    "guided_regex": _FORMS,
+    "guided_grammar": _FORMS,
+    "guided_choice": _FORMS,
+    "regex": _FORMS,
+    "ebnf": _FORMS,
+    "functions": "send tools",
+    "audio": "the models served here write text alone",
+    "web_search_options": "nothing is searched here",
+}
+"""What to do in the place of a field."""
+_NULL = msgspec.Raw(b"null")
+
+
+def refuse_other_names(request: Sampling) -> None:
+    """Raises InvalidRequest for a field that would be ignored, and must not be."""
+    for name, instead in _INSTEAD.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in ([], ""):
+            raise InvalidRequest(f"{name} is not served: {instead}", field=name)
+    if isinstance(request, ChatRequest) and set(request.modalities or ()) - {"text"}:
+        raise InvalidRequest("modalities may be text alone", field="modalities")
+
+
+def grammar(request: Sampling) -> inference_pb2.Grammar | None:
+    """None: anything goes. Raises InvalidRequest."""
+    own, other = request.response_format, request.structured_outputs
+    if other is not None:
+        if isinstance(own, JsonFormat | SchemaFormat):
+            raise InvalidRequest("give response_format or structured_outputs, not both", field="structured_outputs")
+        return _structured(other)
+    if isinstance(own, JsonFormat):
+        return inference_pb2.Grammar(json_object=True)
+    if isinstance(own, SchemaFormat):
+        return inference_pb2.Grammar(json_schema=bytes(own.json_schema.schema).decode())
+    return None
+
+
+def checked_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
+    """The tools, each a function with a name. Raises InvalidRequest."""
+    tools = request.tools or []
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.get("type", "function") != "function":
+            raise InvalidRequest(f"{where}.type must be 'function'; got {tool['type']!r}", field=f"{where}.type")
+        function = tool.get("function")
+        if not isinstance(function, dict):
+            raise InvalidRequest(f"{where}.function must be an object", field=f"{where}.function")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise InvalidRequest(f"{where}.function.name must be a text", field=f"{where}.function.name")
+        if not isinstance(function.get("parameters"), dict | None):
+            field = f"{where}.function.parameters"
+            raise InvalidRequest(f"{field} must be an object: a JSON schema", field=field)
+    return tools
+
+
+def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:
+    names = [name for name in given.__struct_fields__ if getattr(given, name) not in (None, False, _NULL)]
+    if len(names) != 1:
+        kinds = ", ".join(given.__struct_fields__)
+        raise InvalidRequest(f"structured_outputs must have one of {kinds}", field="structured_outputs")
+    if given.json != _NULL:
+        return inference_pb2.Grammar(json_schema=_schema_text(given.json))
+    if given.regex is not None:
+        return inference_pb2.Grammar(regex=given.regex)
+    if given.grammar is not None:
+        return inference_pb2.Grammar(lark=given.grammar)
+    if given.choice is not None:
+        if not given.choice or not all(given.choice):
+            raise InvalidRequest("structured_outputs.choice must have texts", field="structured_outputs.choice")
+        return inference_pb2.Grammar(lark="start: " + " | ".join(json.dumps(choice) for choice in given.choice))
+    return inference_pb2.Grammar(json_object=True)
+
+
+def _schema_text(schema: msgspec.Raw) -> str:
+    """vLLM takes the schema itself, and its JSON in a text."""
+    text = bytes(schema).decode()
+    return str(msgspec.json.decode(text)) if text.startswith('"') else text
