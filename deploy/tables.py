@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from radixfleet.answers import Completion, Explanation, WorkerEntry
 from radixfleet.settings import format_bytes
 from radixfleet.types import MemoryPools
 
+_WIDEST = 1000
 _NAMES = frozenset({"worker", "address", "state", "request"})
 """Columns that are never broken: people copy from them."""
 _WORDS = frozenset({"", "worker", "address", "state", "model", "request", "why", "device", "KV pool bounded by"})
@@ -94,6 +97,14 @@ def candidates_table(explanation: Explanation) -> Table:
             candidate.ineligible_reason or ("approximate" if candidate.approximate else ""),
         )
     return table
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table as wide as it is: a narrow terminal breaks its lines, but no number is cut to dots."""
+    width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    usual_width, console.width = console.width, max(width, console.width)
+    console.print(table, crop=False)
+    console.width = usual_width
 
 
 def _table(*columns: str) -> Table:

@@ -16,7 +16,7 @@ from deploy.demo_script import PERSONAS, Persona
 from deploy.local_fleet import FleetSpec, LocalFleet
 from deploy.progress import Progress
 from deploy.prompts import write_text
-from deploy.tables import completions_table, pools_table
+from deploy.tables import completions_table, pools_table, print_whole
 from radixfleet.answers import Completion, WorkerEntry
 from radixfleet.client import Client
 from radixfleet.types import ChatMessage
@@ -107,4 +107,4 @@ def _summary(console: Console, completions: Sequence[tuple[str, Completion]], wo
     console.print(completions_table(completions))
     console.print(f"{cached} of {asked} prompt tokens came from the cache ({100 * cached / asked:.0f} %)\n")
     console.print("[bold]Memory pools[/bold]")
-    console.print(pools_table(workers))
+    print_whole(console, pools_table(workers))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from deploy.options import endpoint_option, json_option
 from deploy.prompts import given, prompt_options, read_prompt
-from deploy.tables import candidates_table
+from deploy.tables import candidates_table, print_whole
 from radixfleet.answers import Explanation
 from radixfleet.client import Client
 from radixfleet.compose import PromptInput, RequestOptions
@@ -56,7 +56,7 @@ def explain(
             f"{explanation.prompt_tokens} tokens, {explanation.prompt_blocks} routing blocks, "
             f"policy {explanation.policy}: would go to {chosen}"
         )
-        console.print(candidates_table(explanation))
+        print_whole(console, candidates_table(explanation))
     if not explanation.worker_id:
         raise click.exceptions.Exit(3)
 

@@ -17,7 +17,7 @@ from deploy.local_access import LocalAccess
 from deploy.local_fleet import FleetSpec, LocalFleet
 from deploy.options import DEFAULT_PORT
 from deploy.progress import Progress
-from deploy.tables import workers_table
+from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client
 from radixfleet.settings import click_options, load
 from router.policies import POLICY_NAMES
@@ -172,7 +172,7 @@ async def _keep_up(spec: FleetSpec, access: LocalAccess, console: Console, progr
     try:
         async with LocalFleet(spec, progress) as fleet:
             async with Client(fleet.target) as client:
-                console.print(workers_table(await client.list_workers()))
+                print_whole(console, workers_table(await client.list_workers()))
             console.print(f"router  {fleet.endpoint}")
             if fleet.http_endpoint:
                 scheme = "http" if access.options["tls_cert"] is None else "https"

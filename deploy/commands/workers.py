@@ -12,7 +12,7 @@ from rich.console import Console
 
 from deploy.numbers import Number
 from deploy.options import endpoint_option, json_option
-from deploy.tables import pools_table, workers_table
+from deploy.tables import pools_table, print_whole, workers_table
 from radixfleet.answers import DrainOutcome, WorkerEntry
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
@@ -46,9 +46,9 @@ def workers(context: click.Context, endpoint: Endpoint, *, as_json: bool) -> Non
     if not entries:
         console.print(f"{endpoint} knows no workers; start one: radixfleet worker --model demo --routers {endpoint}")
         return
-    console.print(workers_table(entries))
+    print_whole(console, workers_table(entries))
     console.print()
-    console.print(pools_table(entries))
+    print_whole(console, pools_table(entries))
     for entry in entries:
         for advice in entry.info.advice:
             console.print(f"\n[yellow]{entry.worker_id}: {advice}[/yellow]", soft_wrap=True)

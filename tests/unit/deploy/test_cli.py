@@ -288,6 +288,25 @@ def test_workers_shows_what_an_operator_should_change(radixfleet, monkeypatch):
     assert [entry["info"]["advice"] for entry in json.loads(out)["workers"]] == [["Run fewer at once."], []]
 
 
+def test_a_narrow_terminal_costs_no_number_of_a_worker(radixfleet, monkeypatch):
+    """Engines have long names; the numbers beside them are what people look for."""
+    engine = fleet_pb2.WorkerEntry(
+        worker_id="openai@inference.example:18100#organisation/model",
+        address="https://inference.example:18100/v1#organisation/model",
+        info={"model": {"model": "organisation/model"}, "capacity": {"kv_tokens": 262144}},
+    )
+
+    async def listed(_):
+        return [worker_entry(engine)]
+
+    monkeypatch.setattr("deploy.commands.workers._workers", listed)
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = radixfleet("workers")
+    assert "…" not in out
+    row = next(line for line in out.splitlines() if line.startswith(engine.worker_id))
+    assert row.split()[1:] == [engine.address, "disconnected", "organisation/model", "0", "0", "0", "0", "262144"]
+
+
 @pytest.mark.parametrize(
     ("failure", "hint"),
     [
