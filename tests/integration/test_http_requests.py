@@ -66,7 +66,9 @@ async def test_a_stream_is_events_and_one_done() -> None:
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         *chunks, usage, done = answer.events
         assert done == "[DONE]"
-        assert [chunk["choices"][0]["delta"] for chunk in chunks] == [ROLE, *[{"content": "x"}] * 4, {}]
+        first, *pieces, last = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert (first, last) == (ROLE, {})
+        assert "".join(piece["content"] for piece in pieces) == "xxxx"  # tokens that come together may be joined
         assert all(chunk["usage"] is None for chunk in chunks)
         assert usage["choices"] == []
         assert usage["usage"]["completion_tokens"] == 4
@@ -77,7 +79,9 @@ async def test_usage_in_every_event_for_those_who_ask() -> None:
         options = {"continuous_usage_stats": True, "include_usage": True}
         answer = await post(fleet.router.http_port, CHAT, HI | {"stream": True, "stream_options": options})
         counts = [chunk["usage"]["completion_tokens"] for chunk in answer.events[:-1]]
-        assert counts == [1, 1, 2, 3, 4, 4, 4]
+        assert counts == sorted(counts)
+        assert counts[0] == counts[1] >= 1, "the role comes with the first token"
+        assert counts[-3:] == [4, 4, 4], "last token, finish reason, usage"
         plain = await post(fleet.router.http_port, CHAT, HI | {"stream": True})
         assert all("usage" not in chunk for chunk in plain.events[:-1])
 
