@@ -138,7 +138,7 @@ _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
     ),
     (
         Unavailable,
-        ("Connection refused",),
+        ("remote host: Connection refused",),  # in gRPC's words; Ray has others, and a hint of its own
         "Does a router or worker run there? `radixfleet up --model demo` starts both; --endpoint names another place.",
     ),
     (Unauthenticated, ("key",), "Give it by --api-key @FILE, or in RADIXFLEET_API_KEY."),

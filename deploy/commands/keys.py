@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from radixfleet.keys import key_line, name_of, names_in, new_key
+from radixfleet.keys import key_line, name_of, names_in, new_key, watch_keys
+from radixfleet.os_errors import reason_of
 
 
 @click.group()
@@ -68,6 +69,8 @@ def new(name: str | None, path: Path | None, *, is_added: bool, is_replaced: boo
         click.echo("Give the key to the client, and the line to --api-keys.", err=True)
         return
     with _writable(path):
+        if path.is_file():
+            watch_keys([str(path)])  # what servers would refuse is not made longer
         if not is_added and not is_replaced and (others := names_in(path).count(name)):
             raise click.ClickException(
                 f"{path} has {others} key{'s' if others > 1 else ''} of {name}: --add another one, or --replace"
@@ -85,7 +88,8 @@ def _writable(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        raise click.ClickException(f"cannot add to {path}: {error}") from None
+        reason = reason_of(error) if isinstance(error, OSError) else error
+        raise click.ClickException(f"cannot add to {path}: {reason}") from None
 
 
 def _append(path: Path, line: str) -> None:

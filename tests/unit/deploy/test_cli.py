@@ -312,7 +312,7 @@ def test_a_narrow_terminal_costs_no_number_of_a_worker(radixfleet, monkeypatch):
     [
         (Unauthenticated("a key is needed here: send it as `authorization: Bearer KEY`"), "--api-key @FILE"),
         (Unavailable("connections: Failed parsing HTTP/2 (expected SETTINGS)"), "gRPC port"),
-        (Unavailable("ipv4:127.0.0.1:1: Connection refused"), "radixfleet up"),
+        (Unavailable("Failed to connect to remote host: Connection refused"), "radixfleet up"),
         (Unavailable("ipv4:127.0.0.1:1: Socket closed"), "--tls-ca"),
     ],
 )

@@ -44,6 +44,15 @@ def test_lines_are_added_to_a_file_that_is_for_its_owner_alone(tmp_path: Path) -
     assert first not in path.read_text()
 
 
+def test_a_file_that_servers_would_refuse_gets_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("what is this\n")
+    refused = run("alice", "--file", str(path))
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "must hold lines NAME:SHA256" in refused.stderr
+    assert path.read_text() == "what is this\n"
+
+
 def test_a_second_key_of_a_name_is_no_accident(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     first = run("alice", "--file", str(path)).stdout.strip()
