@@ -56,9 +56,6 @@ class PageAllocator:
         self._num_free = num_pages - 1
         self._is_free = np.ones(num_pages, dtype=np.bool_)
         self._is_free[PADDING_PAGE] = False
-        # Scratch of `_check_freeable`, so that finding a repeated page costs no sort.
-        self._position = np.zeros(num_pages, dtype=np.int32)
-        self._order = np.arange(num_pages, dtype=np.int32)
 
     @property
     def total_pages(self) -> int:
@@ -82,7 +79,7 @@ class PageAllocator:
         return pages
 
     def free(self, pages: npt.NDArray[np.integer]) -> None:
-        """Take back `pages` [n], which the caller owned. O(n).
+        """Take back `pages` [n], which the caller owned. O(n log n), of which a sort of integers is the least part.
 
         Raises PageError, with nothing changed, if any of them may not be freed.
         """
@@ -125,15 +122,13 @@ class PageAllocator:
     def _check_freeable(self, pages: npt.NDArray[np.integer]) -> None:
         if not len(pages):
             return
-        low, high = int(pages.min()), int(pages.max())
+        ordered = np.sort(pages)
+        low, high = int(ordered[0]), int(ordered[-1])
         if low <= PADDING_PAGE or high >= self.num_pages:
             raise PageError(f"freed pages {low}..{high} are not all in 1..{self.num_pages - 1}")
-        freed_already = self._is_free[pages]
+        freed_already = self._is_free[ordered]
         if freed_already.any():
-            raise PageError(f"page {int(pages[freed_already][0])} is freed twice")
-        order = self._order[: len(pages)]
-        self._position[pages] = order
-        # Where a page is repeated only its last position stayed.
-        repeated = self._position[pages] != order
+            raise PageError(f"page {int(ordered[freed_already][0])} is freed twice")
+        repeated = ordered[1:] == ordered[:-1]
         if repeated.any():
-            raise PageError(f"page {int(pages[repeated][0])} is freed twice in one call")
+            raise PageError(f"page {int(ordered[1:][repeated][0])} is freed twice in one call")

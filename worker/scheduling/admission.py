@@ -82,10 +82,8 @@ class Admission:
 
     def places(self, running: Running) -> int:
         """Requests that may join those that run."""
-        rows, columns = running.rows, self._holdings.rows
-        num_ending = np.count_nonzero((columns.is_decoding[rows] > 0) & (columns.to_sample[rows] == 0))
-        unoccupied = self._limits.max_running_requests - len(running) + int(num_ending)
-        return min(unoccupied, self._holdings.table.free_rows)
+        num_growing = int(np.count_nonzero(self._holdings.rows.to_sample[running.rows]))
+        return min(self._limits.max_running_requests - num_growing, self._holdings.table.free_rows)
 
     def could_fit_beside(self, request: Request, kept: RowIndex) -> bool:
         """Whether a waiting request would find room if `kept` alone ran: a no is sure, a yes is not.
