@@ -14,7 +14,7 @@ setup: $(STAMP) ## Make .venv and install Radixfleet in it, with the versions it
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Radixfleet needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. Name another one: make PYTHON=python3.12 $(MAKECMDGOALS)")'
-	@echo "setup: making $(VENV) (about 2 GB with torch; a few minutes the first time)"
+	@echo "setup: making $(VENV) (about 2.5 GB with torch and Ray; a few minutes the first time)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "setup: installing torch, then the rest"
 	@$(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt torch

@@ -59,7 +59,9 @@ _BESIDE_A_FILE = frozenset({"fleet_file", "run_dir"})
 )
 @click.option("--policy", type=click.Choice(POLICY_NAMES), help="How the router chooses; default: by cost.")
 @click.option(
-    "--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Where logs go; default: a new folder in /tmp."
+    "--run-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where logs go; default: a new folder in /tmp, which stays.",
 )
 @click.option(
     "--fleet",

@@ -28,13 +28,16 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge, ClientGone when the client leaves before its end, and 415 for what is no JSON.
+    """The whole body. Raises TooLarge, ClientGone when the client leaves before its end, and 415 for what is no JSON as it is.
 
     A browser sends JSON to other sites only after it has asked them; that is why the type must be right.
     """
     kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise HTTPException(415, f"send JSON, and say so: Content-Type: application/json (got {kind!r})")
+    packed = headers.get("content-encoding", "identity").strip().lower()
+    if packed not in ("", "identity"):
+        raise HTTPException(415, f"send the body as it is: Content-Encoding {packed!r} is not read")
     announced = headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > max_bytes:
         raise _too_large(max_bytes)

@@ -130,6 +130,13 @@ async def test_what_a_browser_sends_without_asking_is_refused(kind: str) -> None
     assert caught.value.status_code == 415
 
 
+async def test_a_packed_body_is_refused_for_what_it_is() -> None:
+    with pytest.raises(HTTPException, match="Content-Encoding 'gzip'") as caught:
+        await read_body(receiving(part(b"\x1f\x8b")), Headers({"content-encoding": "gzip"}), 100)
+    assert caught.value.status_code == 415
+    assert await read_body(receiving(part(b"{}")), Headers({"content-encoding": "identity"}), 100) == b"{}"
+
+
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
 async def test_json_by_any_name(kind: str) -> None:
     assert await read_body(receiving(part(b"{}")), Headers({"content-type": kind}), 100) == b"{}"
