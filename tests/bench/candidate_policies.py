@@ -196,35 +196,46 @@ def shape(
     *,
     power: int = 3,
     batch: float = 2.5,
-    place: float = 0.5,
-    users: float = 8,
+    place: float = 0.1,
+    crowd: float = 8,
+    steep: int = 4,
+    by_holder: bool = False,
     in_flight: float = 0,
-    own: float = 0,
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
 
-    `in_flight`, where it is not 0: Q counts i / (i + own + R'), with R' the mean of the requests in flight, instead.
+    The price of a copy falls by u^steep / (u^steep + crowd^steep) times the minimum; `by_holder`, the form before: by
+    the users a holder in place of u, and without the minimum. `in_flight`, where it is not 0: Q counts i / (i + R')
+    instead, with R' the mean of the requests in flight.
     """
+
+    def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
+        holders = [each.slot for each in candidates if request.matched_blocks[each.slot] == most]
+        users = sum(request.users.get(slot, 0) for slot in holders)
+        if not users:
+            return 0.0
+        counted = users / len(holders) if by_holder else users
+        load = 1.0 if by_holder else users / len(holders) / max(mean, users / len(candidates))
+        return min(1, load) * counted**steep / (counted**steep + crowd**steep)
 
     def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
         tokens, matched, count = request.prompt_tokens, request.matched_blocks, len(candidates)
         fill = sum(each.cache_fill for each in candidates) / count
         most = max(matched[each.slot] for each in candidates)
-        holders = [each.slot for each in candidates if matched[each.slot] == most]
-        crowd = sum(request.users.get(slot, 0) for slot in holders) / len(holders)
         queue = worker.outstanding_prompt_tokens
         others = (sum(each.outstanding_prompt_tokens for each in candidates) - queue) / max(1, count - 1)
         mean = sum(each.requests_in_flight for each in candidates) / count
         more = worker.requests_in_flight + worker.places_short - min(each.requests_in_flight for each in candidates)
         return (
             uncached(request, worker) * (1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0))
-            - BLOCK_TOKENS * (most - matched[worker.slot]) * crowd**4 / (crowd**4 + users**4)
-            + queue * (in_flight / (in_flight + own + mean) if in_flight else tokens / (2 * tokens + 3 * others))
+            - BLOCK_TOKENS * (most - matched[worker.slot]) * paid_by_others(request, candidates, most, mean)
+            + queue * (in_flight / (in_flight + mean) if in_flight else tokens / (2 * tokens + 3 * others))
             + batch * tokens * (more / (32 + mean)) ** power
         )
 
-    falls = f",Q{in_flight:g}/({in_flight + own:g}+R)" if in_flight else ""
-    return Cheapest(f"R^{power}*{batch:g},{place:g},{users:g}{falls}", cost)
+    users = f",{'x' if by_holder else 'u'}^{steep}/{crowd:g}"
+    falls = f",Q{in_flight:g}/({in_flight:g}+R)" if in_flight else ""
+    return Cheapest(f"R^{power}*{batch:g},{place:g}{users}{falls}", cost)
 
 
 class Dealt:
@@ -257,7 +268,8 @@ CANDIDATES: Mapping[str, Policy] = _by_name(
     *(relative(0.2, 1, 8), weighted(0.2, 1 / 32), weighted(0.2, 1 / 16), weighted(0.2, 1 / 8)),
     *(discounted("linear"), discounted("squares"), discounted("none")),
     *(discounted("hyperbola", 3, queue=1, patience=3, requests=tokens) for tokens in (5, 20)),
-    *(shape(power=1, batch=0.5), shape(power=2, batch=2), shape(place=0), shape(users=1e9)),
-    *(shape(in_flight=16), shape(in_flight=16, own=1), shape(in_flight=16, users=1e9)),
+    *(shape(power=1, batch=0.5), shape(power=2, batch=2), shape(place=0), shape(place=0.5), shape(in_flight=16)),
+    *(shape(crowd=1, steep=1), shape(crowd=3), shape(crowd=5), shape(crowd=1e9)),
+    *(shape(by_holder=True), shape(by_holder=True, crowd=3), shape(by_holder=True, place=0.5)),
 )
 """By name: what lost to the default."""

@@ -80,18 +80,32 @@ class TestCost:
         assert cost_of(request(640, [10, 10]), full, worker(1)) == pytest.approx([2.5 * 640 * (5 / (32 + 2)) ** 3, 0])
 
     def test_users_share_the_price_of_a_copy(self) -> None:
-        """Eight users for each of the two that hold all of it: half of what the others lack is theirs to pay."""
-        view = RequestView(640, request(640).block_hashes, [10, 10, 5, 0], {0: 16, 2: 1})
+        """Eight use it, and all that is in flight does: half of what the others lack is theirs to pay."""
+        view = RequestView(640, request(640).block_hashes, [10, 10, 5, 0], {0: 8, 2: 1})
         assert cost_of(view, *(worker(slot) for slot in range(4))) == pytest.approx([0, 0, 320 - 160, 640 - 320])
+
+    def test_users_that_hardly_load_those_who_hold_the_prefix_pay_little(self) -> None:
+        """The same eight among 32 requests on each worker: a quarter of that."""
+        view = RequestView(640, request(640).block_hashes, [10, 0], {0: 8})
+        assert cost_of(view, worker(0, running=32), worker(1, running=32)) == pytest.approx([0, 640 - 80])
+
+    def test_users_pay_in_full_until_those_who_hold_the_prefix_are_no_busier_than_others(self) -> None:
+        """Eight each on two workers of three, then on three of three."""
+        view = RequestView(640, request(640).block_hashes, [10, 10, 0], {0: 8, 1: 8})
+        workers = worker(0, running=8), worker(1, running=8), worker(2, running=8)
+        assert cost_of(view, *workers)[2] == pytest.approx(640 - 640 * 16**4 / (16**4 + 8**4))
+        busier = worker(0, running=8), worker(1, running=8), worker(2, running=32)
+        spared = 640 * 16**4 / (16**4 + 8**4) / 2
+        assert cost_of(view, *busier)[2] == pytest.approx(640 - spared + 2.5 * 640 * (24 / 48) ** 3)
 
     def test_computing_costs_more_where_more_is_cached_by_others(self) -> None:
         pool = {"kv_tokens": 64_000}
         costs = cost_of(
             request(640, [0, 10]), worker(0, sketch_blocks=300, **pool), worker(1, sketch_blocks=100, **pool)
         )
-        assert costs == pytest.approx([640 * 1.75, 0])
-        emptier = worker(1, sketch_blocks=100, **pool)
-        assert cost_of(request(640, [0, 0]), worker(0, sketch_blocks=300, **pool), emptier)[1] == pytest.approx(800)
+        assert costs == pytest.approx([640 * 1.15, 0])
+        new = cost_of(request(640, [0, 0]), worker(0, sketch_blocks=300, **pool), worker(1, sketch_blocks=100, **pool))
+        assert new[1] == pytest.approx(640 * 1.05)
 
     def test_users_on_workers_that_are_not_eligible_do_not_matter(self) -> None:
         view = RequestView(640, request(640).block_hashes, [10, 10], {0: 12, 1: 12})
@@ -126,6 +140,12 @@ class TestBurstOfEqualPrompts:
         """Behaviour 45: a handful of long equal prompts is computed once."""
         simulation = Simulation(make_policy("min_cost"), [SMALL] * 4)
         assert len({simulation.arrive(job) for job in equal_jobs(8, blocks=200)}) == 1
+
+    def test_is_shared_by_as_many_as_the_rest_of_the_load_leaves_idle(self) -> None:
+        """Behaviour 47: the first eight on one worker, then a copy for each of the others at once."""
+        simulation = Simulation(make_policy("min_cost"), [Machine(kv_blocks=4_000)] * 4)
+        slots = [simulation.arrive(job) for job in equal_jobs(16, blocks=200)]
+        assert len(set(slots)) == 4, slots
 
     def test_is_served_sooner_than_by_one_worker(self) -> None:
         """Behaviour 45."""
