@@ -28,7 +28,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge, ClientGone when the client leaves before its end, and 415 for what is no JSON as it is.
+    """The whole body. Raises TooLarge, ClientGone when the client leaves before its end, 415 for what is no plain JSON.
 
     A browser sends JSON to other sites only after it has asked them; that is why the type must be right.
     """

@@ -6,7 +6,7 @@ instead: an answer that keeps to nothing would look like one that does.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +30,8 @@ _INSTEAD: Mapping[str, str] = {
 }
 """What to do in the place of a field."""
 _NULL = msgspec.Raw(b"null")
+_SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
+"""What means something in a regular expression."""
 
 
 def refuse_other_names(request: Sampling) -> None:
@@ -88,7 +90,8 @@ def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:
     if given.choice is not None:
         if not given.choice or not all(given.choice):
             raise InvalidRequest("structured_outputs.choice must have texts", field="structured_outputs.choice")
-        return inference_pb2.Grammar(lark="start: " + " | ".join(json.dumps(choice) for choice in given.choice))
+        # More engines know regular expressions than Lark.
+        return inference_pb2.Grammar(regex="|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in given.choice))
     return inference_pb2.Grammar(json_object=True)
 
 

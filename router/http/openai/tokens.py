@@ -46,4 +46,6 @@ class TokenEndpoints:
         try:
             return json_response(DetokenizeAnswer(await self._prompts.detokenize(asked)))
         except InvalidRequest as error:
+            if error.field != "token_ids":
+                raise
             raise InvalidRequest(str(error).replace("token_ids", "tokens"), field="tokens") from None

@@ -18,7 +18,18 @@ from worker.sampling.grammar import GrammarCompiler
 from worker.servicer.grammar_check import why_not
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-TEXTS = ["yes", 'a "b"', "c\\d", "two\nlines", "/x/", "g\u00fcn", '{"x": 1}']
+TEXTS = [
+    "yes",
+    'a "b"',
+    "c\\d",
+    "two\nlines",
+    "/x/",
+    "g\u00fcn",
+    '{"x": [1]}',
+    "a.b*c+d?",
+    "^(a|b)$",
+    "#&~-@!%=<>,;:'`",
+]
 
 
 def chat(**fields: Any) -> inference_pb2.GenerateRequest:
@@ -40,7 +51,7 @@ def refused(**fields: Any) -> InvalidRequest:
         ({"json_object": True}, {"json_object": True}),
         ({"regex": "a+", "json_object": False}, {"regex": "a+"}),
         ({"grammar": "start: /a+/"}, {"lark": "start: /a+/"}),
-        ({"choice": ["yes", 'a "b"']}, {"lark": 'start: "yes" | "a \\"b\\""'}),
+        ({"choice": ["yes", "a|b (c)."]}, {"regex": r"yes|a\|b \(c\)\."}),
     ],
 )
 def test_structured_outputs(given: dict[str, Any], grammar: dict[str, Any]) -> None:
@@ -58,13 +69,14 @@ def chat_format(given: dict[str, Any]) -> Any:
 
 def test_a_choice_is_a_grammar_whatever_the_texts_hold() -> None:
     compiler = GrammarCompiler(byte_spec())
-    lark = chat(structured_outputs={"choice": TEXTS}).sampling.grammar.lark
-    assert why_not(compiler, Grammar(GrammarKind.LARK, lark)) == ""
+    grammar = Grammar(GrammarKind.REGEX, chat(structured_outputs={"choice": TEXTS}).sampling.grammar.regex)
+    assert why_not(compiler, grammar) == ""
     for text in TEXTS:
-        matcher = compiler.fresh_matcher(Grammar(GrammarKind.LARK, lark))
+        matcher = compiler.fresh_matcher(grammar)
         for byte in text.encode():
             matcher.accept(byte)
             assert matcher.error == ""
+        assert matcher.is_ended
 
 
 @pytest.mark.parametrize("given", [{}, {"json_object": False}, {"regex": "a", "grammar": "b"}, {"unknown": 1}])
