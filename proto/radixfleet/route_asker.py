@@ -170,7 +170,7 @@ class _Open:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._end(NotSpoken)
-            else:
+            elif error.code() is not grpc.StatusCode.CANCELLED:  # a router that stops, for we did not cancel it
                 self._end(partial(error_from_rpc, error))
         finally:
             self._end(lambda: Unavailable("the router ended the stream", retry_after_s=_RETRY_AFTER_S))

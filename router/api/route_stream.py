@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc.aio
 import structlog
@@ -23,7 +23,7 @@ import structlog
 from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, RadixfleetError
 from radixfleet.status import status_from_error
 from radixfleet.v1 import fleet_pb2
-from router.api.routing import Answer, Deadline, Routing
+from router.api.routing import Answer, Deadline, Routing, Waiting
 from router.dispatch.lookaside import Owner
 
 MOST_OPEN = 1024
@@ -111,13 +111,16 @@ class RouteStream:
             answer = self._routing.begin(ask.request, deadline, self._leases)
             if isinstance(answer, Answer):
                 self._answers.append(fleet_pb2.RouteAnswer(number=number, route=answer))
-                return
-            task = self._tasks[number] = asyncio.create_task(self._wait(number, answer, deadline))
-            visit.callback(self._waited, number)
-            ended = visit.pop_all()
-            task.add_done_callback(lambda _: ended.close())
+            else:
+                self._later(number, answer, deadline, visit.pop_all())
 
-    async def _wait(self, number: int, answer: Callable[[], Coroutine[Any, Any, Answer]], deadline: Deadline) -> None:
+    def _later(self, number: int, answer: Waiting, deadline: Deadline, visit: ExitStack) -> None:
+        """Answer it when its time comes; the visit lasts until then."""
+        task = self._tasks[number] = asyncio.create_task(self._wait(number, answer, deadline))
+        visit.callback(self._waited, number)
+        task.add_done_callback(lambda _: visit.close())
+
+    async def _wait(self, number: int, answer: Waiting, deadline: Deadline) -> None:
         try:
             async with asyncio.timeout(deadline()):
                 found = await answer()

@@ -19,7 +19,7 @@ from router.dispatch.lease import Decision, Lease
 from router.dispatch.request import PreparedRequest
 from router.fleet_view import FleetView
 from router.index import HotPrefixes, Sketch
-from router.metrics import RouterMetrics
+from router.metrics import REASONS, RouterMetrics
 from router.policies import Policy
 from router.view import Ranking, RequestView, ineligible_reason
 from router.workers.group import ModelGroup
@@ -77,6 +77,7 @@ class Chooser:
         self._random = random
         self._hot_prefixes = hot_prefixes
         self._bookings = 0
+        self._decisions = {reason: metrics.decisions.labels(reason) for reason in REASONS}
 
     def choose(self, request: PreparedRequest, *, excluded: Collection[WorkerState] = ()) -> Lease:
         """Choose a worker not in `excluded` and book the request there. Raises Unavailable when there is none."""
@@ -107,7 +108,7 @@ class Chooser:
             metrics=self._metrics,
             hot_prefixes=self._hot_prefixes,
         )
-        self._metrics.decisions.labels(ranking.reason).inc()
+        self._decisions[ranking.reason].inc()
         self._metrics.decision_s.observe(perf_counter() - began_s)
         return lease
 
