@@ -18,12 +18,12 @@ from radixfleet.clock import MonotonicClock
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
 from router.dialects.engine import EngineSpeaker
-from router.worker_address import engine_address
 from router.dialects.http_engine import HttpSpeaker
 from router.dialects.words import SglangWords, VllmWords
 from router.dispatch.link import CallLink, WorkerLink
 from router.dispatch.link_stream import StreamLink
 from router.dispatch.link_translated import TranslatedLink
+from router.worker_address import engine_address
 from tests.support.fake_worker import Call, FakeWorker, Script
 from tests.support.foreign_engine import ForeignEngine
 from tests.support.openai_engine import OpenAiEngine
