@@ -160,7 +160,7 @@ SpecT = TypeVar("SpecT", bound=BaseModel)
 def parse_spec(text: str, origin: str = "fleet.yaml") -> FleetSpec:
     """The fleet that a YAML text describes. Raises SettingsError with a line for each fault that says what to do."""
     try:
-        content = yaml.load(text, _OnceOnly)  # noqa: S506  a SafeLoader
+        content = _OnceOnly(text).get_single_data()
     except yaml.YAMLError as error:
         raise SettingsError(f"{origin} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
