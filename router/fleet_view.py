@@ -27,8 +27,7 @@ class Columns:
 
     def __init__(self, slots: IntArray, table: FloatArray) -> None:
         self.slots = slots
-        self.table = table
-        """A row for each of the following."""
+        self._table = table
         self.queue, self.requests, self.held, self.fill, self.room, self.place = table
         self.queued: float = float(table[0].sum())
         """Prompt tokens outstanding, in all."""
@@ -58,9 +57,9 @@ class Columns:
 
     def at(self, positions: IntArray) -> Columns:
         """Some of them."""
-        return Columns(self.slots[positions], self.table[:, positions])
+        return Columns(self.slots[positions], self._table[:, positions])
 
-    def named(self, costs: FloatArray | Sequence[float]) -> Mapping[int, float]:
+    def named(self, costs: FloatArray) -> Mapping[int, float]:
         """A cost a worker, by slot."""
         return ColumnCosts(self.slots, costs)
 
@@ -141,7 +140,7 @@ class ColumnCosts(Mapping[int, float]):
     """Costs by slot, made of columns: nobody but an explanation looks at them one by one."""
 
     slots: IntArray
-    costs: FloatArray | Sequence[float]
+    costs: FloatArray
 
     def __getitem__(self, slot: int) -> float:
         found = np.flatnonzero(self.slots == slot)

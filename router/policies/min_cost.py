@@ -71,8 +71,6 @@ BACKLOG_WEIGHT = 3.0
 BATCH_WEIGHT = 2.5
 STEP_REQUESTS = 32
 """The fixed time of a step, in decodes."""
-FEW = 8
-"""So many workers are ranked one by one, which is sooner done: numpy's fixed price for the columns is some 15 us."""
 
 
 class MinCost:
@@ -85,8 +83,6 @@ class MinCost:
         columns = FleetView.of(workers).eligible(request)
         if not len(columns):
             return NOBODY
-        if len(columns) <= FEW:
-            return _rank_few(request, columns, random)
         matched = request.matched_at(columns.slots)
         most = int(matched.max())
         costs = _costs(request.prompt_tokens, matched if most else None, columns)
@@ -135,59 +131,9 @@ def _share_copies(costs: FloatArray, matched: IntArray, most: int, columns: Colu
     holders = columns.slots[matched == most]
     if len(holders) == len(columns):
         return
-    share = _share([request.users.get(slot, 0) for slot in holders.tolist()], columns)
-    if share:
-        costs -= share * (most - matched)
-
-
-def _share(users: Sequence[int], columns: Columns) -> float:
-    """What is taken off for each block that only others hold; `users` of it at each of them."""
-    total = sum(users)
-    if not total:
-        return 0.0
+    users = sum(request.users.get(slot, 0) for slot in holders.tolist())
+    if not users:
+        return
     # u/(h R'); reports are late, and may know of fewer requests than use the prefix.
-    load = total * len(columns) / (len(users) * max(total, columns.in_flight))
-    return BLOCK_TOKENS * min(1.0, load) * total**4 / (total**4 + CROWD**4)
-
-
-def _rank_few(request: RequestView, columns: Columns, random: Random) -> Ranking:
-    """The same choice, to the last bit of the costs."""
-    slots: list[int] = columns.slots.tolist()
-    matched = [int(request.matched_blocks[slot]) for slot in slots]
-    most = max(matched)
-    costs = _costs_of_few(request.prompt_tokens, matched, columns)
-    holders = [slot for slot, blocks in zip(slots, matched, strict=True) if blocks == most]
-    if most and len(holders) < len(slots):
-        share = _share([request.users.get(slot, 0) for slot in holders], columns)
-        if share:
-            costs = [cost - share * (most - blocks) for cost, blocks in zip(costs, matched, strict=True)]
-    lowest = min(costs)
-    equals = [place for place, cost in enumerate(costs) if cost == lowest]
-    if len(equals) > 1:
-        fewest = min([columns.requests[place] for place in equals])
-        equals = [place for place in equals if columns.requests[place] == fewest]
-    chosen = equals[0] if len(equals) == 1 else random.choice(equals)
-    reason = reason_of(matched[chosen], most, len(slots))
-    return Ranking(slots[chosen], reason, columns.named(costs), most_matched_blocks=most)
-
-
-def _costs_of_few(prompt_tokens: int, matched: Sequence[int], columns: Columns) -> list[float]:
-    """`_costs`, step by step in the same order."""
-    queue, _, held, fill, _, _ = columns.table.tolist()
-    count, mean_fill = len(held), columns.filled / len(held)
-    place = PLACE_WEIGHT / mean_fill if mean_fill else 0.0
-    others = max(1, count - 1) / BACKLOG_WEIGHT
-    backlog, patience = others * prompt_tokens, others * PATIENCE * prompt_tokens + columns.queued
-    least, batch = (
-        columns.least_requests,
-        BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + columns.in_flight / count) ** 3,
-    )
-    costs = []
-    for at, blocks in enumerate(matched):
-        cost = min(fill[at], MOST_FILLED * mean_fill) * place + 1.0
-        cost *= prompt_tokens - BLOCK_TOKENS * blocks
-        if columns.queued:
-            cost += queue[at] * backlog / (patience - queue[at])
-        more = held[at] - least
-        costs.append(cost + more * more * more * batch)
-    return costs
+    load = users * len(columns) / (len(holders) * max(users, columns.in_flight))
+    costs -= BLOCK_TOKENS * min(1.0, load) * users**4 / (users**4 + CROWD**4) * (most - matched)
