@@ -15,14 +15,12 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import msgspec
 import structlog
 
-from radixfleet import convert
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, Unavailable
@@ -34,7 +32,8 @@ from router.dialects.answer import Names
 from router.dialects.http_answer import HttpAnswer
 from router.dialects.http_connection import HttpConnection
 from router.dialects.http_events import DONE, error_message, read_event, server_sent_events
-from router.dialects.http_words import chat_fields, kind_of, sampling_fields
+from router.dialects.http_forms import HttpForm, HttpForms
+from router.dialects.http_words import kind_of
 from router.dialects.speaker import State, Unreachable
 from router.worker_address import EngineAddress
 
@@ -42,7 +41,6 @@ POLL_S = 1.0
 _LOADING = 503
 _TAIL_S = 5.0
 """For the usage, when every completion has ended."""
-_DEFAULT_MAX_NEW_TOKENS = 256
 _ASSUMED_KV_TOKENS = 262_144
 """What such an engine can cache is not told. Receipts teach when it is less."""
 
@@ -63,15 +61,6 @@ class _Models(msgspec.Struct):
     """The list."""
 
     data: list[_Model]
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """One form in which a request can be sent."""
-
-    path: str
-    fields: dict[str, Any]
-    has_ids: bool = False
 
 
 class HttpSpeaker:
@@ -177,7 +166,8 @@ class HttpSpeaker:
         execution_id = secrets.token_hex(12)
         sampling = sampling_params(request.sampling)
         answer = self._answer(request, sampling, execution_id)
-        response = await self._post(self._ways(request, sampling, source), execution_id, ends_at_s)
+        forms = HttpForms(self._kind, self._model.max_model_len, takes_ids=self._takes_ids is not False)
+        response = await self._post(forms.of(request, sampling, source), execution_id, ends_at_s)
         try:
             yield answer.start()
             async with aclosing(self._messages(response, answer, ends_at_s)) as messages:
@@ -216,10 +206,12 @@ class HttpSpeaker:
                 for message in answer.take(read_event(event)):
                     yield message
 
-    async def _post(self, ways: Sequence[_Way], execution_id: str, ends_at_s: float | None) -> aiohttp.ClientResponse:
-        """The first way that the engine takes."""
+    async def _post(
+        self, forms: Sequence[HttpForm], execution_id: str, ends_at_s: float | None
+    ) -> aiohttp.ClientResponse:
+        """The first form that the engine takes."""
         extra = {"X-Request-Id": execution_id, **headers()}
-        first, *others = ways
+        first, *others = forms
         try:
             response = await self._http.post(first.path, self._body(first), extra, ends_at_s)
         except (InvalidRequest, Unavailable, Unreachable):
@@ -234,70 +226,8 @@ class HttpSpeaker:
             self._takes_ids = True
         return response
 
-    def _body(self, way: _Way) -> dict[str, Any]:
-        return {"model": self._model.id, "stream": True, "stream_options": {"include_usage": True}, **way.fields}
-
-    def _ways(
-        self, request: inference_pb2.GenerateRequest, sampling: SamplingParams, source: inference_pb2.Prompt | None
-    ) -> list[_Way]:
-        """How the request may be sent, the best first. Raises InvalidRequest."""
-        original = source or request.prompt
-        form = original.WhichOneof("form")
-        ways: list[_Way] = []
-        if request.prompt.WhichOneof("form") == "token_ids" and self._takes_ids is not False:
-            ways.append(self._ids_way(request, sampling))
-        if request.generated.packed and not ways:
-            raise InvalidRequest("the engine that was chosen cannot go on with an answer", field="generated")
-        if form == "text":
-            limit = {"max_tokens": self._limit(sampling)}
-            fields = self._fields(request, sampling, is_chat=False) | limit
-            ways.append(_Way("/completions", {"prompt": original.text, **fields}))
-        elif form == "chat":
-            self._add_chat(ways, request, sampling, original.chat)
-        if not ways:
-            raise InvalidRequest("the engine that was chosen takes no token ids: send text", field="prompt.token_ids")
-        return ways
-
-    def _add_chat(
-        self,
-        ways: list[_Way],
-        request: inference_pb2.GenerateRequest,
-        sampling: SamplingParams,
-        chat: inference_pb2.Chat,
-    ) -> None:
-        try:
-            way = _Way("/chat/completions", chat_fields(chat) | self._chat_fields(request, sampling))
-        except InvalidRequest:
-            if not ways:
-                raise
-            return
-        # Without a limit, only the engine knows what its context leaves.
-        is_first = sampling.max_new_tokens is None and not request.generated.packed
-        ways.insert(0 if is_first else len(ways), way)
-
-    def _ids_way(self, request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> _Way:
-        prompt = convert.unpack_tokens(request.prompt.token_ids, "prompt.token_ids").tolist()
-        generated = convert.unpack_tokens(request.generated, "generated").tolist()
-        fields = self._fields(request, sampling, is_chat=False)
-        fields["max_tokens"] = max(1, self._limit(sampling) - len(generated))
-        return _Way("/completions", {"prompt": prompt + generated, **fields}, has_ids=True)
-
-    def _chat_fields(self, request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> dict[str, Any]:
-        fields = self._fields(request, sampling, is_chat=True)
-        tokens = len(request.prompt.token_ids.packed) // 4
-        if tokens + (sampling.max_new_tokens or 0) >= (self._model.max_model_len or 2**31):
-            # As much as fits: what that is, the engine's own template decides.
-            fields.pop("max_tokens", None)
-        return fields
-
-    def _fields(
-        self, request: inference_pb2.GenerateRequest, sampling: SamplingParams, *, is_chat: bool
-    ) -> dict[str, Any]:
-        salt = {"cache_salt": request.cache_salt} if request.cache_salt else {}
-        return sampling_fields(self._kind, sampling, is_chat=is_chat) | salt
-
-    def _limit(self, sampling: SamplingParams) -> int:
-        return sampling.max_new_tokens if sampling.max_new_tokens is not None else _DEFAULT_MAX_NEW_TOKENS
+    def _body(self, form: HttpForm) -> dict[str, Any]:
+        return {"model": self._model.id, "stream": True, "stream_options": {"include_usage": True}, **form.fields}
 
     def _answer(
         self, request: inference_pb2.GenerateRequest, sampling: SamplingParams, execution_id: str
