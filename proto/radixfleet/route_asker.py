@@ -20,11 +20,17 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unauthenticated, Unavailable
-from radixfleet.status import error_from_rpc, error_from_status
+from radixfleet.status import error_from_rpc, error_from_status, was_told
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
 
+ACCEPTED_KEY = "radixfleet-accepted"
+"""Metadata by which a router says that it reads the stream. Nothing is sent before: a message that met a refusal on its
+way would make gRPC's client forget what was refused.
+"""
 _MESSAGE_BYTES = 1024**2
 """A message is sent when it has so many; a request that is larger goes alone."""
+_CUT = frozenset({grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
+"""What gRPC makes of a router that stops, and of a message that meets the stream's end on its way."""
 _RETRY_AFTER_S = 1.0
 _GOODBYE_S = 1.0
 
@@ -144,6 +150,8 @@ class _Open:
     async def _write(self) -> None:
         # What cannot be written is lost with the stream, of whose end the reader tells.
         with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
+            if ACCEPTED_KEY not in await self._call.initial_metadata():
+                return  # the reader tells why
             while not self.is_over:
                 await self._work.wait()
                 self._work.clear()
@@ -170,7 +178,7 @@ class _Open:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 self._end(NotSpoken)
-            elif error.code() is not grpc.StatusCode.CANCELLED:  # a router that stops, for we did not cancel it
+            elif error.code() not in _CUT or was_told(error):
                 self._end(partial(error_from_rpc, error))
         finally:
             self._end(lambda: Unavailable("the router ended the stream", retry_after_s=_RETRY_AFTER_S))

@@ -93,8 +93,7 @@ def stream_error(call_error: grpc.aio.AioRpcError, address: str, delivered_token
     gRPC's own words for that ("Socket closed") tell neither. An error that the other side raised tells it itself.
     `delivered_tokens`: None while the answer has not begun.
     """
-    is_ours = _rich_status(call_error) is not None
-    if is_ours or delivered_tokens is None or call_error.code() not in _BROKEN:
+    if was_told(call_error) or delivered_tokens is None or call_error.code() not in _BROKEN:
         return error_from_rpc(call_error)
     error = errors.Unavailable(
         f"the connection to {address} broke after {delivered_tokens} tokens: the answer is not complete. Send the "
@@ -110,6 +109,11 @@ def error_from_status(status: status_pb2.Status) -> RadixfleetError:
     code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
     message = status.message or code.name
     return _from_details(status, message) or _BY_CODE.get(code, errors.InternalError)(message)
+
+
+def was_told(call_error: grpc.aio.AioRpcError) -> bool:
+    """The other side raised it, with details; False: gRPC made it, here or there, of what happened to the call."""
+    return _rich_status(call_error) is not None
 
 
 def _rich_status(call_error: grpc.aio.AioRpcError) -> status_pb2.Status | None:

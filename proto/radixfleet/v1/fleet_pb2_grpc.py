@@ -92,7 +92,8 @@ class FleetServicer:
     def RouteStream(self, request_iterator, context):
         """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
         many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
-        what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+        what goes wrong with one is its own answer. A message that cannot be decoded ends the stream. The initial metadata,
+        with radixfleet-accepted in it, comes at once: a client that waits for it learns why it was not let in.
 
         When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
         booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.

@@ -40,7 +40,8 @@ class FleetStub:
     RouteStream: _grpc.StreamStreamMultiCallable[_fleet_pb2.RouteStreamRequest, _fleet_pb2.RouteStreamResponse]
     """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
     many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
-    what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+    what goes wrong with one is its own answer. A message that cannot be decoded ends the stream. The initial metadata,
+    with radixfleet-accepted in it, comes at once: a client that waits for it learns why it was not let in.
 
     When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
     booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.
@@ -69,7 +70,8 @@ class FleetAsyncStub(FleetStub):
     RouteStream: _aio.StreamStreamMultiCallable[_fleet_pb2.RouteStreamRequest, _fleet_pb2.RouteStreamResponse]  # type: ignore[assignment]
     """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
     many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
-    what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+    what goes wrong with one is its own answer. A message that cannot be decoded ends the stream. The initial metadata,
+    with radixfleet-accepted in it, comes at once: a client that waits for it learns why it was not let in.
 
     When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
     booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.
@@ -107,7 +109,8 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.RouteStreamResponse], _abc.AsyncIterator[_fleet_pb2.RouteStreamResponse]]:
         """Route without a call for each request: a message holds all that is ready when it is sent, so that many requests, and
         many answers, cost one message. Answers come in any order. Every request is answered once, unless it is cancelled;
-        what goes wrong with one is its own answer. A message that cannot be decoded ends the stream.
+        what goes wrong with one is its own answer. A message that cannot be decoded ends the stream. The initial metadata,
+        with radixfleet-accepted in it, comes at once: a client that waits for it learns why it was not let in.
 
         When the client ends its side, the stream ends with the last answer. Leases end with the stream on which they were
         booked, however it ends, but for those whose requests a worker has begun: a client that dies leaves nothing behind.

@@ -15,6 +15,7 @@ from radixfleet.client import Client
 from radixfleet.clock import ManualClock
 from radixfleet.errors import Cancelled, DeadlineExceeded, Overloaded, Unauthenticated, Unavailable
 from radixfleet.retry import RetryPolicy
+from radixfleet.route_asker import ACCEPTED_KEY
 from radixfleet.status import status_from_error
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from tests.support.waiting import until
@@ -30,6 +31,8 @@ class FakeRouter(fleet_pb2_grpc.FleetServicer):
         self.error: Exception | None = None
         self.refusal: Exception | None = None
         """Ends the stream at its next message."""
+        self.door: Exception | None = None
+        """Ends each stream before it is read from."""
         self.calls = 0
         self.streams = 0
         self.messages: list[fleet_pb2.RouteStreamRequest] = []
@@ -44,6 +47,9 @@ class FakeRouter(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[fleet_pb2.RouteStreamResponse]:
         if not self.knows_streams:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if self.door is not None:
+            raise self.door
+        await context.send_initial_metadata(((ACCEPTED_KEY, "true"),))
         self.streams += 1
         async for message in request_iterator:
             self.messages.append(message)
@@ -94,6 +100,16 @@ async def test_a_router_that_does_not_know_streams_is_asked_by_calls_and_again_a
         clock.advance(60.0)
         assert (await client.route("hello")).lease_id == "lease 1"
         assert (router.calls, router.streams) == (3, 1)
+
+
+async def test_nothing_is_sent_to_a_router_that_lets_nobody_in() -> None:
+    """So that the refusal is heard, however fast it comes."""
+    async with connected() as (router, client):
+        router.door = Unauthenticated("who are you?")
+        for _ in range(100):
+            with pytest.raises(Unauthenticated, match="who are you"):
+                await client.route("hello")
+        assert not router.messages
 
 
 async def test_requests_that_come_during_a_write_share_a_message() -> None:
