@@ -20,6 +20,7 @@ from typing import TypeAlias
 import grpc.aio
 import structlog
 
+from radixfleet.batches import batches
 from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, RadixfleetError
 from radixfleet.status import status_from_error
 from radixfleet.v1 import fleet_pb2
@@ -154,9 +155,9 @@ class RouteStream:
         try:
             while self._answers:
                 ready, self._answers = self._answers, []
-                for message in _messages(ready):
-                    await self._write(message)
-                    self._close(len(message.answers))
+                for answers in batches(ready, _MESSAGE_BYTES):
+                    await self._write(fleet_pb2.RouteStreamResponse(answers=answers))
+                    self._close(len(answers))
         finally:
             self._is_writing = False
 
@@ -181,18 +182,3 @@ def _deadline(ask: fleet_pb2.RouteAsk) -> Deadline:
 
 def _forever() -> None:
     """No deadline."""
-
-
-def _messages(answers: list[fleet_pb2.RouteAnswer]) -> list[fleet_pb2.RouteStreamResponse]:
-    """All of them, in messages of bounded size."""
-    if len(answers) == 1:
-        return [fleet_pb2.RouteStreamResponse(answers=answers)]
-    messages, begin, size = [], 0, 0
-    for index, answer in enumerate(answers):
-        answer_bytes = answer.ByteSize()
-        if size and size + answer_bytes > _MESSAGE_BYTES:
-            messages.append(fleet_pb2.RouteStreamResponse(answers=answers[begin:index]))
-            begin, size = index, 0
-        size += answer_bytes
-    messages.append(fleet_pb2.RouteStreamResponse(answers=answers[begin:]))
-    return messages

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import grpc.aio
 import structlog
 
+from radixfleet.batches import batches
 from radixfleet.clock import Clock
 from radixfleet.errors import InternalError, RadixfleetError
 from radixfleet.status import status_from_error
@@ -180,13 +181,4 @@ class _Link:
     def _frames(self) -> list[worker_pb2.WorkerFrame]:
         """All that is ready, in frames of bounded size."""
         replies, self._outgoing = self._outgoing, []
-        frames, begin, size = [], 0, 0
-        for index, reply in enumerate(replies):
-            reply_bytes = reply.ByteSize()
-            if size and size + reply_bytes > FRAME_BYTES:
-                frames.append(worker_pb2.WorkerFrame(replies=replies[begin:index]))
-                begin, size = index, 0
-            size += reply_bytes
-        if replies:
-            frames.append(worker_pb2.WorkerFrame(replies=replies[begin:]))
-        return frames
+        return [worker_pb2.WorkerFrame(replies=run) for run in batches(replies, FRAME_BYTES)]
