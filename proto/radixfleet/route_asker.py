@@ -19,14 +19,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
+from radixfleet.accepted import is_accepted
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unauthenticated, Unavailable
 from radixfleet.status import error_from_rpc, error_from_status, was_told
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
 
-ACCEPTED_KEY = "radixfleet-accepted"
-"""Metadata by which a router says that it reads the stream. Nothing is sent before: a message that met a refusal on its
-way would make gRPC's client forget what was refused.
-"""
 _MESSAGE_BYTES = 1024**2
 """A message is sent when it has so many; a request that is larger goes alone."""
 _CUT = frozenset({grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
@@ -150,7 +147,7 @@ class _Open:
     async def _write(self) -> None:
         # What cannot be written is lost with the stream, of whose end the reader tells.
         with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            if ACCEPTED_KEY not in await self._call.initial_metadata():
+            if not await is_accepted(self._call):
                 return  # the reader tells why
             while not self.is_over:
                 await self._work.wait()

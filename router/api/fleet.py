@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import grpc.aio
 
+from radixfleet.accepted import ACCEPTED
 from radixfleet.errors import InvalidRequest
 from radixfleet.grpc_guard import Visitor
 from radixfleet.guard import Guard
-from radixfleet.route_asker import ACCEPTED_KEY
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 from router.api.explanation import explain
 from router.api.prompts import Prompts
@@ -54,7 +54,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     ) -> None:
         """`Route`, many times. Each request counts against its client's limits, whose key is looked at again."""
         visitor = Visitor(self._guard, context)
-        await context.send_initial_metadata(((ACCEPTED_KEY, "true"),))
+        await context.send_initial_metadata(ACCEPTED)
         stream = RouteStream(self._routing, context.write, visitor.visit if self._guard.has_limits else None)
         await stream.serve(request_iterator if self._guard.is_open else visitor.admitted(request_iterator))
 

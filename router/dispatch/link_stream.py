@@ -22,6 +22,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
+from radixfleet.accepted import is_accepted
 from radixfleet.errors import DeadlineExceeded
 from radixfleet.status import error_from_status
 from radixfleet.tracing import headers
@@ -212,11 +213,11 @@ class _Open:
     async def _greet(self) -> None:
         """Wait for the first word of the worker."""
         try:
-            await self._call.initial_metadata()
-            # Metadata comes with a refusal too; then the status is there with it.
-            if self._call.done() and await self._call.code() is grpc.StatusCode.UNIMPLEMENTED:
-                self.end(broken(self._worker, "no links"))
-                raise _NotSpoken
+            if not await is_accepted(self._call):
+                await self._call.read()  # raises the status
+                failure = broken(self._worker, "it takes no link")
+                self.end(failure)
+                raise failure
         except grpc.aio.AioRpcError as error:
             self.end(failure_of(error, self._worker))
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:

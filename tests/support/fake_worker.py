@@ -17,6 +17,7 @@ import grpc.aio
 import numpy as np
 
 from radixfleet import blocks, convert
+from radixfleet.accepted import ACCEPTED
 from radixfleet.channel import listen, make_server
 from radixfleet.clock import MonotonicClock
 from radixfleet.errors import RadixfleetError
@@ -355,7 +356,7 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
         if not self._worker.knows_links:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self._worker.links += 1
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(ACCEPTED)
         await Links(self._answer, MonotonicClock()).serve(request_iterator, context.write)
 
     def _answer(

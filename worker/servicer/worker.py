@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import grpc.aio
 import structlog
 
+from radixfleet.accepted import ACCEPTED
 from radixfleet.errors import InvalidRequest
 from radixfleet.types import ExecutionId
 from radixfleet.v1 import worker_pb2, worker_pb2_grpc
@@ -50,7 +51,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
     ) -> None:
         """Ends when the router goes, or the worker closes its links."""
         _log.info("linked", peer=context.peer())
-        await context.send_initial_metadata(())
+        await context.send_initial_metadata(ACCEPTED)
         await self._links.serve(request_iterator, context.write)
 
     async def GetInfo(self, request: worker_pb2.GetInfoRequest, context: _Context) -> worker_pb2.WorkerInfo:

@@ -82,8 +82,9 @@ class WorkerServicer:
     def Link(self, request_iterator, context):
         """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
         each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
-        messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
-        wrong with a request ends that request; when the stream ends, all of them end.
+        messages of many requests, so that a step of the engine costs one frame. The initial metadata, with
+        radixfleet-accepted in it, comes at once; a router waits for it. What goes wrong with a request ends that request; when
+        the stream ends, all of them end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,9 @@ class WorkerStub:
     Link: _grpc.StreamStreamMultiCallable[_worker_pb2.RouterFrame, _worker_pb2.WorkerFrame]
     """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
     each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
-    messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
-    wrong with a request ends that request; when the stream ends, all of them end.
+    messages of many requests, so that a step of the engine costs one frame. The initial metadata, with
+    radixfleet-accepted in it, comes at once; a router waits for it. What goes wrong with a request ends that request; when
+    the stream ends, all of them end.
     """
     GetInfo: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.WorkerInfo]
     """Identity, model, capacity and memory. Answers while the worker is still loading."""
@@ -62,8 +63,9 @@ class WorkerAsyncStub(WorkerStub):
     Link: _aio.StreamStreamMultiCallable[_worker_pb2.RouterFrame, _worker_pb2.WorkerFrame]  # type: ignore[assignment]
     """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
     each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
-    messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
-    wrong with a request ends that request; when the stream ends, all of them end.
+    messages of many requests, so that a step of the engine costs one frame. The initial metadata, with
+    radixfleet-accepted in it, comes at once; a router waits for it. What goes wrong with a request ends that request; when
+    the stream ends, all of them end.
     """
     GetInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetInfoRequest, _worker_pb2.WorkerInfo]  # type: ignore[assignment]
     """Identity, model, capacity and memory. Answers while the worker is still loading."""
@@ -93,8 +95,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.WorkerFrame], _abc.AsyncIterator[_worker_pb2.WorkerFrame]]:
         """Carries the requests of a router's clients over one long-lived stream: what Inference.Generate does, without a call for
         each. A frame holds all that is ready when it is sent: new requests and cancellations one way, and the other way the
-        messages of many requests, so that a step of the engine costs one frame. Initial metadata comes at once. What goes
-        wrong with a request ends that request; when the stream ends, all of them end.
+        messages of many requests, so that a step of the engine costs one frame. The initial metadata, with
+        radixfleet-accepted in it, comes at once; a router waits for it. What goes wrong with a request ends that request; when
+        the stream ends, all of them end.
         """
 
     @_abc_1.abstractmethod

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
+from radixfleet.accepted import ACCEPTED
 from radixfleet.answers import event
 from radixfleet.channel import listen, make_server
 from radixfleet.client import Client
@@ -75,6 +76,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
     async def RouteStream(self, request_iterator, context):
         if not self.knows_streams:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        await context.send_initial_metadata(ACCEPTED)
         async for message in request_iterator:
             for ask in message.asks:
                 self.requests.append(ask)

@@ -10,12 +10,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from radixfleet.accepted import ACCEPTED
 from radixfleet.channel import listen, make_server
 from radixfleet.client import Client
 from radixfleet.clock import ManualClock
 from radixfleet.errors import Cancelled, DeadlineExceeded, Overloaded, Unauthenticated, Unavailable
 from radixfleet.retry import RetryPolicy
-from radixfleet.route_asker import ACCEPTED_KEY
 from radixfleet.status import status_from_error
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from tests.support.waiting import until
@@ -49,7 +49,7 @@ class FakeRouter(fleet_pb2_grpc.FleetServicer):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         if self.door is not None:
             raise self.door
-        await context.send_initial_metadata(((ACCEPTED_KEY, "true"),))
+        await context.send_initial_metadata(ACCEPTED)
         self.streams += 1
         async for message in request_iterator:
             self.messages.append(message)
