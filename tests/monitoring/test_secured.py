@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import yaml
 from deploy.monitoring.bundle import prometheus_config
 from tests.support.prometheus import Prometheus, needs_prometheus, running_prometheus
 from tests.support.secured_fleet import KEY, WRONG, SecuredFleet, secured_fleet
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.prometheus, needs_prometheus]
 
@@ -37,14 +37,18 @@ def config(fleet: SecuredFleet, folder: Path, key: str) -> dict[str, Any]:
 
 def roles_that_are_up(prometheus: Prometheus, *, at_least: int) -> list[str]:
     """Waits for so many."""
-    deadline_s = time.monotonic() + 60
-    while True:
-        up = [each["metric"]["role"] for each in prometheus.get("query", query="up == 1")["result"]]
-        if len(up) >= at_least:
-            return sorted(up)
-        targets = prometheus.get("targets")["activeTargets"]
-        assert time.monotonic() < deadline_s, [(each["scrapeUrl"], each["lastError"]) for each in targets]
-        time.sleep(0.1)
+
+    up: list[str] = []
+
+    def enough() -> bool:
+        up[:] = [each["metric"]["role"] for each in prometheus.get("query", query="up == 1")["result"]]
+        return len(up) >= at_least
+
+    def faults() -> list[tuple[str, str]]:
+        return [(each["scrapeUrl"], each["lastError"]) for each in prometheus.get("targets")["activeTargets"]]
+
+    wait_until(enough, faults)
+    return sorted(up)
 
 
 async def test_with_a_key_and_the_ca_all_is_scraped(tmp_path: Path) -> None:
@@ -62,12 +66,7 @@ async def test_with_another_key_nothing_is_found(tmp_path: Path) -> None:
 
         def errors() -> str:
             with running_prometheus(config(fleet, tmp_path, WRONG)) as prometheus:
-                deadline_s = time.monotonic() + 60
-                while time.monotonic() < deadline_s:
-                    page = prometheus.page("metrics")
-                    if "prometheus_sd_http_failures_total 0" not in page:
-                        return str(prometheus.get("targets")["activeTargets"])
-                    time.sleep(0.1)
-                raise AssertionError("discovery did not fail")
+                wait_until(lambda: "prometheus_sd_http_failures_total 0" not in prometheus.page("metrics"))
+                return str(prometheus.get("targets")["activeTargets"])
 
         assert await asyncio.to_thread(errors) == "[]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 
@@ -14,3 +15,12 @@ async def until(condition: Callable[[], object], what: str = "", *, timeout_s: f
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"waited {timeout_s} s in vain: {what or condition}") from None
+
+
+def wait_until(condition: Callable[[], object], what: Callable[[], object] = str, *, timeout_s: float = 60.0) -> None:
+    """`until` for threads without an event loop, and for conditions that cost a request. `what`: is told in vain."""
+    ends_at_s = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > ends_at_s:
+            raise AssertionError(f"waited {timeout_s} s in vain: {what() or condition}")
+        time.sleep(0.05)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import time
 
 from tests.interop.case import HERE, Case, Context, Failed, run
 from tests.interop.fleet import LiveFleet
+from tests.support.waiting import wait_until
 
 _VERSIONS = {"openai": "7.59.0", "ai": "7.0.173", "@ai-sdk/openai-compatible": "3.0.92"}
 _LEAVE_S = 5.0
@@ -31,11 +31,10 @@ def _ai_sdk(context: Context) -> str:
 
 def until_idle(fleet: LiveFleet) -> None:
     """Wait until requests whose clients left have ended. Raises Failed."""
-    deadline_s = time.monotonic() + _LEAVE_S
-    while running := fleet.metric("radixfleet_router_requests_in_flight"):
-        if time.monotonic() > deadline_s:
-            raise Failed(f"{running:.0f} requests go on {_LEAVE_S:.0f} s after their clients left")
-        time.sleep(0.1)
+    try:
+        wait_until(lambda: not fleet.metric("radixfleet_router_requests_in_flight"), timeout_s=_LEAVE_S)
+    except AssertionError:
+        raise Failed(f"requests go on {_LEAVE_S:.0f} s after their clients left") from None
 
 
 CASES = (
