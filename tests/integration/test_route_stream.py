@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import grpc.aio
@@ -25,6 +27,22 @@ def small_worker(gate: asyncio.Event) -> FakeWorker:
     worker = fake_worker(script=lambda _: Script(before_finish=gate))
     worker.capacity = replace(worker.capacity, max_running_requests=1)
     return worker
+
+
+@asynccontextmanager
+async def full_fleet(*others: FakeWorker) -> AsyncIterator[tuple[Fleet, Callable[[], Awaitable[None]]]]:
+    """Its one worker of "fake-model" is busy with a request, until what comes beside it is called."""
+    gate = asyncio.Event()
+    worker = small_worker(gate)
+    async with running_fleet([worker, *others]) as fleet:
+        running = asyncio.create_task(fleet.client.complete("first", model="fake-model"))
+        await until(lambda: worker.calls)
+
+        async def free() -> None:
+            gate.set()
+            await running
+
+        yield fleet, free
 
 
 def count(fleet: Fleet, outcome: str) -> float:
@@ -53,19 +71,17 @@ async def test_an_error_is_the_answer_of_its_own_request_alone() -> None:
 
 async def test_who_waits_holds_up_nobody_and_may_be_cancelled() -> None:
     """Behaviour 44: also here, what waits for a worker ends with its client's wish."""
-    gate = asyncio.Event()
-    worker, other = small_worker(gate), fake_worker("w1", model="other")
-    async with running_fleet([worker, other]) as fleet, open_stream(fleet.router.address) as stream:
-        running = asyncio.create_task(fleet.client.complete("first", model="fake-model"))
-        await until(lambda: worker.calls)
+    async with (
+        full_fleet(fake_worker("w1", model="other")) as (fleet, free),
+        open_stream(fleet.router.address) as stream,
+    ):
         await stream.ask(*(ids_request(model="fake-model") for _ in range(2)))
         await until(lambda: fleet.metric("queued_requests") == 2)
         await stream.ask(ids_request(model="other"))
         assert (await stream.answer()).number == 3
         await stream.call.write(fleet_pb2.RouteStreamRequest(cancels=[1, 77]))
         await until(lambda: fleet.metric("queued_requests") == 1)
-        gate.set()
-        await running
+        await free()
         assert (await stream.answer()).number == 2
         await stream.call.done_writing()
         with pytest.raises(EOFError):  # a cancelled request is not answered
@@ -73,11 +89,7 @@ async def test_who_waits_holds_up_nobody_and_may_be_cancelled() -> None:
 
 
 async def test_a_deadline_in_the_queue() -> None:
-    gate = asyncio.Event()
-    worker = small_worker(gate)
-    async with running_fleet([worker]) as fleet, open_stream(fleet.router.address) as stream:
-        running = asyncio.create_task(fleet.client.complete("first"))
-        await until(lambda: worker.calls)
+    async with full_fleet() as (fleet, free), open_stream(fleet.router.address) as stream:
         await stream.ask(ids_request(), timeout_s=0.05)
         status = status_pb2.Status.FromString((await stream.answer()).status)
         assert (status.code, "deadline" in status.message) == (4, True)
@@ -86,8 +98,7 @@ async def test_a_deadline_in_the_queue() -> None:
         assert status_pb2.Status.FromString((await stream.answer()).status).code == 4
         await stream.ask(ids_request(), timeout_s=float("nan"))
         assert status_pb2.Status.FromString((await stream.answer()).status).code == 3
-        gate.set()
-        await running
+        await free()
 
 
 @pytest.mark.parametrize("how", ["cancelled", "dropped", "ended"])
@@ -115,17 +126,12 @@ async def test_leases_end_with_their_stream_but_for_those_that_have_begun(how: s
 
 
 async def test_who_waits_leaves_the_queue_when_the_stream_breaks() -> None:
-    gate = asyncio.Event()
-    worker = small_worker(gate)
-    async with running_fleet([worker]) as fleet:
-        running = asyncio.create_task(fleet.client.complete("first"))
-        await until(lambda: worker.calls)
+    async with full_fleet() as (fleet, free):
         async with open_stream(fleet.router.address) as stream:
             await stream.ask(*(ids_request() for _ in range(3)))
             await until(lambda: fleet.metric("queued_requests") == 3)
         await until(lambda: fleet.metric("queued_requests") == 0)
-        gate.set()
-        await running
+        await free()
 
 
 async def test_a_client_that_says_so_keeps_its_leases() -> None:
@@ -176,17 +182,12 @@ async def test_what_cannot_be_decoded_ends_the_stream_and_says_where() -> None:
 
 
 async def test_a_number_that_is_taken() -> None:
-    gate = asyncio.Event()
-    worker = small_worker(gate)
-    async with running_fleet([worker]) as fleet, open_stream(fleet.router.address) as stream:
-        running = asyncio.create_task(fleet.client.complete("first"))
-        await until(lambda: worker.calls)
+    async with full_fleet() as (fleet, free), open_stream(fleet.router.address) as stream:
         ask = fleet_pb2.RouteAsk(number=9, request=ids_request())
         await stream.call.write(fleet_pb2.RouteStreamRequest(asks=[ask, ask]))
         refused = await stream.answer()
         assert (refused.number, status_pb2.Status.FromString(refused.status).code) == (9, 3)
-        gate.set()
-        await running
+        await free()
         assert (await stream.answer()).HasField("route")
 
 
@@ -221,15 +222,10 @@ async def test_the_client_goes_on_with_a_router_that_is_started_anew() -> None:
 
 
 async def test_a_client_that_leaves_takes_its_request_back() -> None:
-    gate = asyncio.Event()
-    worker = small_worker(gate)
-    async with running_fleet([worker]) as fleet:
-        running = asyncio.create_task(fleet.client.complete("first"))
-        await until(lambda: worker.calls)
+    async with full_fleet() as (fleet, free):
         asking = asyncio.create_task(fleet.client.route("second"))
         await until(lambda: fleet.metric("queued_requests") == 1)
         asking.cancel()
         await until(lambda: fleet.metric("queued_requests") == 0)
-        gate.set()
-        await running
+        await free()
         assert not len(fleet.router.look_aside)
