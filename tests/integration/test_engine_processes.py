@@ -243,6 +243,42 @@ async def test_an_engine_that_moves_again_serves_again() -> None:
         stream.close()
 
 
+async def test_an_engine_process_that_says_nothing_gets_no_new_requests_until_it_speaks() -> None:
+    """Behaviour 60: long before it counts as stuck; what runs there stays and goes on, in the same incarnation."""
+    async with serving(msgspec.structs.replace(CONFIG, silent_s=2.0)) as engine:
+        history = History(engine)
+        incarnation = engine.incarnation
+        stream = await start_long(engine)
+        os.kill(engine.child_pids[0], signal.SIGSTOP)
+        silent = await history.until(lambda change: change.status is WorkerStatus.FAILED)
+        assert "said nothing for 2 s" in silent.message
+        with pytest.raises(Unavailable, match="failed"):
+            engine.submit(submit(engine.next_uid()))
+        os.kill(engine.child_pids[0], signal.SIGCONT)
+        await history.until(lambda change: change.status is WorkerStatus.SERVING)
+        assert engine.incarnation == incarnation
+        tokens, reason = await read(stream)
+        assert reason is FinishReason.LENGTH
+        assert tokens
+
+
+async def test_a_step_that_takes_long_is_no_silence() -> None:
+    """A prefill of half a minute on a slow CPU: the engine's loop speaks while the runner computes."""
+    async with serving(msgspec.structs.replace(CONFIG, silent_s=3.0)) as engine:
+        history = History(engine)
+        stream = await start_long(engine)
+        os.kill(engine.child_pids[1], signal.SIGSTOP)
+        reports = asyncio.Semaphore(0)
+        engine.subscribe(lambda notice: None if isinstance(notice, StateChange) else reports.release())
+        async with asyncio.timeout(60):
+            for _ in range(10):  # two a second
+                await reports.acquire()
+        assert history.changes == []
+        os.kill(engine.child_pids[1], signal.SIGCONT)
+        await anext(stream)
+        stream.close()
+
+
 async def test_an_idle_engine_is_not_taken_for_stuck() -> None:
     async with serving(msgspec.structs.replace(CONFIG, stuck_s=1.2)) as engine:
         history = History(engine)

@@ -3,7 +3,8 @@
 start      spawn -> LOADING -> Ready: SERVING
 crash      either process ends: streams end with Unavailable, FAILED under a new incarnation, both are reaped, a wait,
            LOADING and SERVING again; after `max_restarts` restarts in a row that did not last, FAILED for good
-stuck      it has work but ends no step, or reports nothing, for `stuck_s`: FAILED until it moves again;
+silent     its loop says nothing for `silent_s`: FAILED until it speaks again; running requests stay
+stuck      it has work but ends no step, or says nothing, for `stuck_s`: FAILED until it moves again;
            for `restart_stuck_s`: killed, then as after a crash
 no load    the first load fails: EngineLoadError with the runner's advice, FAILED for good, nothing is restarted
 """
@@ -99,7 +100,7 @@ class ProcessEngine(Conversation):
 
     async def _watch(self) -> bool:
         """Until the engine is gone (False) or has been stuck for too long (True); keeps the status true meanwhile."""
-        tick_s = min(_TICK_S, self._config.stuck_s / 4)
+        tick_s = min(_TICK_S, self._config.stuck_s / 4, self._config.silent_s / 4)
         watchdog = Watchdog(tick_s)
         while True:
             with suppress(TimeoutError):
@@ -111,10 +112,19 @@ class ProcessEngine(Conversation):
             watchdog.tick(self._last_report)
             if watchdog.still_s >= self._config.restart_stuck_s:
                 return True
-            if watchdog.still_s >= self._config.stuck_s and self._status is WorkerStatus.SERVING:
-                self._enter(WorkerStatus.FAILED, f"the engine has not moved for {watchdog.still_s:.0f} s")
-            elif watchdog.still_s == 0 and self._status is WorkerStatus.FAILED:
+            trouble = self._trouble(watchdog)
+            if trouble and self._status is WorkerStatus.SERVING:
+                self._enter(WorkerStatus.FAILED, trouble)
+            elif not trouble and self._status is WorkerStatus.FAILED:
                 self._enter(WorkerStatus.SERVING)
+
+    def _trouble(self, watchdog: Watchdog) -> str:
+        """Why it should get no new requests now; empty: it may."""
+        if watchdog.silent_s >= self._config.silent_s:
+            return f"the engine has said nothing for {watchdog.silent_s:.0f} s"
+        if watchdog.still_s >= self._config.stuck_s:
+            return f"the engine has not moved for {watchdog.still_s:.0f} s"
+        return ""
 
     def _spawn(self) -> Children:
         self._load_error = ""

@@ -10,8 +10,9 @@ class Watchdog:
 
     There is progress when a report has come since the last tick and either the engine has nothing to do or it has ended
     a step since. So this sees an engine that says nothing (stopped, spinning), one whose runner does not answer (a step
-    in flight for ever), and one that has work but plans none. Time is counted in ticks that were really made: a front
-    that itself stood still for a minute does not take its engine for dead.
+    in flight for ever), and one that has work but plans none. Silence is counted by itself too: the engine's loop
+    reports twice a second whatever its runner does, so silence tells sooner. Time is counted in ticks that were really
+    made: a front that itself stood still for a minute does not take its engine for dead.
     """
 
     def __init__(self, tick_s: float) -> None:
@@ -20,10 +21,14 @@ class Watchdog:
         self._steps = 0.0
         self.still_s = 0.0
         """How long there has been no progress."""
+        self.silent_s = 0.0
+        """How long there has been no report."""
 
     def tick(self, newest: Report | None) -> None:
         """`tick_s` have passed; `newest` is the last report of this incarnation."""
-        progress = newest is not None and newest is not self._report and self._moved(newest)
+        heard = newest is not None and newest is not self._report
+        progress = newest is not None and heard and self._moved(newest)
+        self.silent_s = 0.0 if heard else self.silent_s + self._tick_s
         self.still_s = 0.0 if progress else self.still_s + self._tick_s
         self._report = newest
 

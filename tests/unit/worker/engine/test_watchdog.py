@@ -55,5 +55,19 @@ def test_work_without_steps_is_counted_although_reports_come(work: dict[str, flo
     assert still_s_after(*(report(5, **work) for _ in range(4))) == 6.0  # type: ignore[arg-type]
 
 
+def test_silence_and_standing_still_are_told_apart() -> None:
+    """A step of 30 s is no silence; an engine that was stopped is not taken back before it has spoken."""
+    watchdog = Watchdog(tick_s=1.0)
+    for _ in range(30):
+        watchdog.tick(report(5, running=1, step_age_s=1.0))
+    assert (watchdog.silent_s, watchdog.still_s) == (0.0, 29.0)
+    last = report(6, running=1)
+    for _ in range(7):
+        watchdog.tick(last)
+    assert (watchdog.silent_s, watchdog.still_s) == (6.0, 6.0)
+    watchdog.tick(report(6, running=1))
+    assert (watchdog.silent_s, watchdog.still_s) == (0.0, 7.0), "it speaks, and its step goes on"
+
+
 def test_one_more_step_ends_the_count() -> None:
     assert still_s_after(report(5, running=1), report(5, running=1), report(6, running=1)) == 0
