@@ -13,13 +13,13 @@ from typing import Any
 
 from radixfleet import convert
 from radixfleet.clock import Clock
-from radixfleet.errors import InternalError
 from radixfleet.output_text.detokenizer import Detokenizer
 from radixfleet.output_text.output import OutputText
 from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
 from radixfleet.text import Tokenizer
 from radixfleet.types import FinishReason, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
+from router.dialects.finish_reasons import finish_reason
 from router.dialects.words import Part
 
 _RUN_TOKENS = 1024
@@ -140,7 +140,7 @@ class Answer:
         choice.is_finished = True
         tail = choice.text.finish()
         matched_stop = choice.text.matched_stop
-        reason = FinishReason.STOP if matched_stop is not None else _reason(part.reason)
+        reason = FinishReason.STOP if matched_stop is not None else finish_reason(part.reason)
         finished = inference_pb2.Finished(reason=convert.finish_reason_to_pb(reason), text=tail)
         if matched_stop is not None:
             finished.matched_stop = matched_stop
@@ -173,14 +173,6 @@ class Answer:
             self._tokenizer.special_token_ids if skip else frozenset(),
         )
         return OutputText(detokenizer, StopMatcher(stops) if stops is not None else None, self._stop_ids)
-
-
-def _reason(word: str) -> FinishReason:
-    """Engines add details to their words ("abort: ..."). Raises InternalError for an answer that failed."""
-    for reason in FinishReason:
-        if word.lower().startswith(reason.value):
-            return reason
-    raise InternalError(f"the engine gave the answer up: {word}")
 
 
 def _output_logprobs(theirs: Any, num_tops: int | None) -> list[inference_pb2.TokenLogprobs]:

@@ -15,26 +15,14 @@ import msgspec
 
 from radixfleet import convert
 from radixfleet.clock import Clock
-from radixfleet.errors import InternalError, InvalidRequest, Unavailable
+from radixfleet.errors import InvalidRequest, Unavailable
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2
 from router.dialects.answer import Names
+from router.dialects.finish_reasons import finish_reason
 from router.dialects.http_events import ChoicePiece, Event, MessagePiece, ToolCallPiece, count_told, error_message
 from router.dialects.speaker import Unreachable
 
-_REASONS: Mapping[str, FinishReason] = {
-    "stop": FinishReason.STOP,
-    "eos": FinishReason.STOP,
-    "eos_token": FinishReason.STOP,
-    "stop_sequence": FinishReason.STOP,
-    "tool_calls": FinishReason.STOP,
-    "function_call": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "model_length": FinishReason.LENGTH,
-    "max_tokens": FinishReason.LENGTH,
-    "abort": FinishReason.ABORT,
-    "content_filter": FinishReason.ABORT,
-}
 _ID_MARK = "token_id:"
 
 
@@ -230,9 +218,7 @@ def _add(calls: dict[int, _Call], piece: ToolCallPiece, number: int) -> None:
 
 def _finished(piece: ChoicePiece) -> inference_pb2.Finished:
     """Raises InternalError for an answer that failed."""
-    reason = _REASONS.get((piece.finish_reason or "").lower())
-    if reason is None:
-        raise InternalError(f"the engine gave the answer up: {piece.finish_reason}")
+    reason = finish_reason(piece.finish_reason or "")
     finished = inference_pb2.Finished(reason=convert.finish_reason_to_pb(reason))
     matched = piece.stop_reason if piece.stop_reason is not None else piece.matched_stop
     if reason is FinishReason.STOP:

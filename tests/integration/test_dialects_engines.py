@@ -13,6 +13,7 @@ import pytest
 from radixfleet.answers import Delta, Finished, Started
 from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
+from radixfleet.types import FinishReason
 from router.app import Router, running_router
 from router.workers.state import WorkerState
 from tests.support.fake_worker import FakeWorker
@@ -158,12 +159,18 @@ async def test_what_the_engine_refuses_is_told_and_is_no_fault_of_its_connection
         assert fleet.state(engine).breaker.is_closed
 
 
-@pytest.mark.parametrize("reason", ["error", "surprise"])
+@pytest.mark.parametrize("reason", ["error", "network_error"])
 async def test_an_answer_that_the_engine_gives_up_is_an_error(make: Callable[..., ForeignEngine], reason: str) -> None:
     """Behaviour 53: never a silent stop."""
     async with behind_router(make(reason=reason)) as fleet:
         with pytest.raises(RadixfleetError, match=reason):
             await fleet.client.complete([1, 2], max_new_tokens=3)
+
+
+async def test_an_end_for_an_unknown_reason_is_an_end(make: Callable[..., ForeignEngine]) -> None:
+    async with behind_router(make(reason="surprise")) as fleet:
+        done = await fleet.client.complete([1, 2], max_new_tokens=3)
+        assert (len(done.token_ids), done.finished.reason) == (3, FinishReason.STOP)
 
 
 async def test_what_no_engine_can_do_is_refused(make: Callable[..., ForeignEngine]) -> None:

@@ -13,6 +13,7 @@ from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from router.app import running_router
+from tests.support.http_client import post
 from tests.support.http_engine_fleet import PROMPT, behind_router
 from tests.support.openai_engine import OpenAiEngine, letters
 from tests.support.router_fixture import settings
@@ -98,6 +99,25 @@ async def test_an_answer_does_not_fail_for_counts_that_cannot_be(
         told = answer.usage
         assert (told.prompt_tokens, told.cached_tokens, told.completion_tokens) == counts
         assert answer.finished.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_end_for_an_unknown_reason_is_an_end(stream: bool) -> None:
+    """A new version's word, or a hosted engine's own, is no fault of ours: over HTTP it gave a 500."""
+    async with behind_router(OpenAiEngine(reason="surprise"), http_port=0) as fleet:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "stream": stream}
+        answer = await post(fleet.router.http_port, "/v1/chat/completions", body)
+        assert answer.status == 200
+        last = answer.events[-2] if stream else answer.json
+        assert last["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("reason", ["error", "network_error"])
+async def test_an_answer_that_the_engine_says_has_failed_is_an_error(reason: str) -> None:
+    """Behaviour 53: never a silent stop."""
+    async with behind_router(OpenAiEngine(reason=reason), max_retries=0) as fleet:
+        with pytest.raises(RadixfleetError, match=reason):
+            await fleet.client.complete("hello", max_new_tokens=3)
 
 
 async def test_a_list_of_models_may_be_long() -> None:
