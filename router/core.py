@@ -33,6 +33,7 @@ from router.policies import make_policy
 from router.siblings import Siblings
 from router.workers.activity import FleetActivity
 from router.workers.engine_settings import engine_key, named_tokenizers
+from router.workers.gathering import GATHER_S, Gathering
 from router.workers.registry import WorkerRegistry
 from router.workers.surroundings import Surroundings
 from router.workers.tokenizers import TokenizerStore
@@ -81,7 +82,20 @@ async def running_core(
         changed = asyncio.Event()
         key = engine_key(settings.engine_api_key, clock)
         around = Surroundings(settings, sketch, tokenizers, metrics, look_aside, access, clock, random, key)
-        registry = WorkerRegistry(around, changed.set, lambda: gate.stir(), siblings)
+
+        def on_change() -> None:
+            changed.set()
+            gathering.stir()
+
+        registry = WorkerRegistry(around, on_change, lambda: gate.stir(), siblings)
+        gathering = Gathering(
+            registry,
+            metrics,
+            clock,
+            is_configured=bool(settings.workers),
+            max_waiting=settings.max_queued_requests,
+            gather_s=GATHER_S,
+        )
         stack.push_async_callback(registry.close)
         activity = FleetActivity(lambda: registry.workers, clock)
         hot_prefixes = HotPrefixes(clock, samples=settings.console_prompts)
@@ -97,6 +111,7 @@ async def running_core(
             metrics,
             max_tokens=settings.max_prompt_tokens,
             isolate_clients=settings.isolate_clients,
+            gathering=gathering,
         )
         dispatcher = Dispatcher(
             gate,

@@ -23,9 +23,8 @@ from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
 from router.app import Router, drain, running_router
 from router.config import RouterSettings
+from router.workers.gathering import GATHER_S
 
-_GATHER_S = 3.0
-"""Workers that are there have registered by then: they are told by the end of their connection to a predecessor."""
 _ALONE_S = 10.0
 """A router without a worker for so long has none to wait for: the fleet may have none now."""
 
@@ -90,7 +89,7 @@ class RouterActor:
         """Or waits in vain. Not before is its predecessor's neighbour drained: one of two always has all workers."""
         alone_s = time.monotonic() - self._listens_since_s
         eligible = any(not worker.ineligible_reason for worker in router.registry.workers)
-        return alone_s >= (_GATHER_S if eligible else _ALONE_S)
+        return alone_s >= (GATHER_S if eligible else _ALONE_S)
 
     async def _drain(self, grace_s: float | None) -> None:
         if self._router is not None:

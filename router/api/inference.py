@@ -59,6 +59,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GetModelInfoRequest, context: Context
     ) -> inference_pb2.ModelInfo:
         """One served model."""
+        await self._prompts.until_served(request.model)
         return convert.model_info_to_pb(self._prompts.model(request.model).info)
 
 

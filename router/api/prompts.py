@@ -6,7 +6,7 @@ Tokenizing 32k tokens takes 50 ms and a million tokens seconds, in which the eve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -28,8 +28,9 @@ from router.api.prompt_length import check_text, check_tokens
 from router.dispatch.chooser import RETRY_AFTER_S
 from router.dispatch.request import NO_TOKENIZER, HashArray, PreparedRequest
 from router.metrics import RouterMetrics
+from router.workers.gathering import Gathering
 from router.workers.registry import WorkerRegistry
-from router.workers.state import UNKNOWN_CONTEXT
+from router.workers.state import UNKNOWN_CONTEXT, WorkerState
 from router.workers.tokenizers import TokenizerStore
 
 _SMALL_PACKED_BYTES = 128 * 1024
@@ -38,6 +39,9 @@ _SMALL_PLAIN_BYTES = 8 * 1024
 """The same of token ids in the plain form, which are read one by one."""
 _SMALL_SAMPLING_BYTES = 128
 """Sampling parameters of this size are mostly those of other requests too."""
+
+_NAMED = 5
+"""Workers that an error lists."""
 
 T = TypeVar("T")
 
@@ -86,14 +90,19 @@ class Prompts:
         *,
         max_tokens: int | None = None,
         isolate_clients: bool = False,
+        gathering: Gathering | None = None,
     ) -> None:
-        """`max_tokens` of a prompt; None: what the model's context takes. `isolate_clients`: see `client_salt`."""
+        """`max_tokens` of a prompt; None: what the model's context takes. `isolate_clients`: see `client_salt`.
+
+        `gathering`: lets requests wait while the router has just started; None: none waits.
+        """
         self._registry = registry
         self._tokenizers = tokenizers
         self._executor = executor
         self._metrics = metrics
         self._max_tokens = max_tokens
         self._isolate_clients = isolate_clients
+        self._gathering = gathering
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Every model that the fleet serves now, by name."""
@@ -106,7 +115,7 @@ class Prompts:
         """
         models = self._registry.models
         if not models:
-            raise Unavailable("this router knows of no worker that has told its model", retry_after_s=RETRY_AFTER_S)
+            raise Unavailable(_nobody_known(self._registry.workers), retry_after_s=RETRY_AFTER_S)
         if not name and len(models) > 1:
             raise InvalidRequest(f"model must be one of {', '.join(models)}", field="model")
         name = name or models[0]
@@ -134,8 +143,18 @@ class Prompts:
         info, named = best.facts.model, self._tokenizers.named(name)
         return info if named is None or not best.is_text_engine else _with_tokenizer(info, named)
 
+    def awaits(self, model: str) -> bool:
+        """Nobody serves the model now, and the router has just started: `until_served` before anything else."""
+        return self._gathering is not None and self._gathering.awaits(model)
+
+    async def until_served(self, model: str) -> None:
+        """While the router has just started: wait for the workers that it is about to know. Mostly returns at once."""
+        if self._gathering is not None:
+            await self._gathering.until_served(model)
+
     async def prepare(self, request: inference_pb2.GenerateRequest) -> PreparedRequest:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""
+        await self.until_served(request.model)
         return await self.finish(self.begin(request))
 
     def begin(self, request: inference_pb2.GenerateRequest, *, look_aside: bool = False) -> Preparation:
@@ -171,11 +190,13 @@ class Prompts:
 
     async def tokenize(self, model_name: str, prompt: inference_pb2.Prompt) -> TokenArray:
         """The ids of a prompt of any form."""
+        await self.until_served(model_name)
         model = self.model(model_name)
         return await self._timed(lambda: _tokens(prompt, model, self._max_tokens))
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of token ids."""
+        await self.until_served(request.model)
         model = self.model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         return await self._off_loop(lambda: _text(request, model, skip_special_tokens=skip))
@@ -189,6 +210,14 @@ class Prompts:
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+def _nobody_known(workers: Sequence[WorkerState]) -> str:
+    """Why there is no model at all."""
+    if not workers:
+        return "no worker has registered at this router, and none is among its settings (--workers)"
+    told = ", ".join(f"{worker.address} ({worker.ineligible_reason})" for worker in workers[:_NAMED])
+    return f"no worker of this router has told its model yet: {told}{', ...' if len(workers) > _NAMED else ''}"
 
 
 def _tokens(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int | None) -> TokenArray:

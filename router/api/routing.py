@@ -41,6 +41,8 @@ class Routing:
         The answer has no token ids when `owner` is given and the client sent the prompt as token ids. The lease is
         noted in `owner`. Nothing of `request` is kept. Raises RadixfleetError.
         """
+        if self._prompts.awaits(request.model):
+            return lambda: self._wait_for_workers(request, deadline, owner)
         preparation = self._prompts.begin(request, look_aside=True)
         echoes = owner is None or not preparation.is_ids
         if preparation.is_short:
@@ -48,6 +50,14 @@ class Routing:
             if lease is not None:
                 return self._booked(lease, owner, echoes=echoes)
         return lambda: self._wait(preparation, deadline, owner, echoes=echoes)
+
+    async def _wait_for_workers(
+        self, request: inference_pb2.GenerateRequest, deadline: Deadline, owner: Owner | None
+    ) -> Answer:
+        """The router has just started."""
+        await self._prompts.until_served(request.model)
+        preparation = self._prompts.begin(request, look_aside=True)
+        return await self._wait(preparation, deadline, owner, echoes=owner is None or not preparation.is_ids)
 
     async def _wait(self, preparation: Preparation, deadline: Deadline, owner: Owner | None, *, echoes: bool) -> Answer:
         prepared = await self._prompts.finish(preparation)

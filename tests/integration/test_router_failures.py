@@ -139,7 +139,7 @@ async def test_a_stream_that_ends_without_finished_is_an_error() -> None:
 async def test_no_worker_at_all_is_unavailable_with_a_time_to_come_back() -> None:
     """Behaviour 55: a router without workers answers, and says when to try again."""
     async with running_fleet([]) as fleet:
-        with pytest.raises(Unavailable, match="no worker that has told its model") as caught:
+        with pytest.raises(Unavailable, match="no worker has registered at this router") as caught:
             await fleet.client.complete("hello")
         assert caught.value.retry_after_s is not None
 

@@ -44,9 +44,11 @@ def models_routes(prompts: Prompts) -> Sequence[BaseRoute]:
         return Model(id=info.model, created=started, root=info.model, max_model_len=info.max_context_tokens or UNSET)
 
     async def list_all(_: Request) -> Response:
+        await prompts.until_served("")
         return json_response(ModelList([described(info) for info in prompts.models()]))
 
     async def one(request: Request) -> Response:
+        await prompts.until_served(request.path_params["model"])
         return json_response(described(prompts.model(request.path_params["model"]).info))
 
     return [Route("/v1/models", list_all), Route("/v1/models/{model:path}", one)]

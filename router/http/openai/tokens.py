@@ -27,6 +27,7 @@ class TokenEndpoints:
         """Token ids of a prompt or a chat."""
         body = await read_body(request.receive, request.headers, self._max_body_bytes)
         given = parse(body, TokenizeRequest)
+        await self._prompts.until_served(given.model)
         model = self._prompts.model(given.model)
         try:
             ids = (await self._prompts.tokenize(given.model, tokenize_prompt(given))).tolist()

@@ -16,6 +16,7 @@ from radixfleet.types import TokenArray
 from radixfleet.v1 import inference_pb2
 from router.api.prompts import Prompts
 from router.workers.group import ModelGroup, model_groups
+from router.workers.state import WorkerState
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.router_parts import MODEL, Parts
 
@@ -56,6 +57,10 @@ class Preparing:
         registry: Any = self
         tokenizers: Any = self.tokenizers
         self.prompts = Prompts(registry, tokenizers, threads, self.parts.metrics)
+
+    @property
+    def workers(self) -> tuple[WorkerState, ...]:
+        return tuple(self.parts.workers)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -163,7 +168,7 @@ def test_one_of_several_models_must_be_named(threads: Threads) -> None:
 
 def test_before_any_worker_has_told_its_model_the_answer_is_to_come_back(threads: Threads) -> None:
     """Behaviour 55: not "unknown model", which a client would not try again."""
-    with pytest.raises(Unavailable) as caught:
+    with pytest.raises(Unavailable, match="no worker has registered") as caught:
         Preparing(threads).prompts.model("m")
     assert caught.value.retry_after_s is not None
     preparing = Preparing(threads, "m")

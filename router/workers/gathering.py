@@ -1,0 +1,92 @@
+"""The first moments of a router: what nobody serves yet waits for the workers that are about to be known.
+
+A router that starts (again) knows its workers a moment later: those of its settings when they have answered, others
+when they have registered, which they do as soon as they see it. Whoever asks in that moment for what is not served yet
+waits, at most until `GATHER_S` after the start; later nobody waits here, and what nobody serves is refused at once. So
+it is where all workers of the settings have told how they are: one that loads its model is not waited for.
+
+Health says meanwhile what is true: that nobody serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from radixfleet.clock import Clock
+from router.metrics import RouterMetrics
+from router.workers.registry import WorkerRegistry
+
+GATHER_S = 3.0
+"""Workers that are there have registered by then: they are told by the end of their connection to a predecessor."""
+
+
+class Gathering:
+    """One for the router, from its start. Call `stir` whenever a worker came, went or has another status."""
+
+    def __init__(
+        self,
+        registry: WorkerRegistry,
+        metrics: RouterMetrics,
+        clock: Clock,
+        *,
+        is_configured: bool,
+        max_waiting: int,
+        gather_s: float,
+    ) -> None:
+        """`is_configured`: the settings name workers. `max_waiting`: requests of all models; more are not let wait.
+
+        `gather_s`: mostly GATHER_S.
+        """
+        self._registry = registry
+        self._metrics = metrics
+        self._clock = clock
+        self._is_configured = is_configured
+        self._max_waiting = max_waiting
+        self._ends_at_s = clock.now() + gather_s
+        self._is_over = False
+        self._served: dict[str, asyncio.Event] = {}
+        """Of each model that is waited for."""
+        self._num_waiting = 0
+        self._stirred = False
+
+    def awaits(self, model: str) -> bool:
+        """Whether a worker for the model (empty: for any) may be known soon, and none is now."""
+        if self._is_over:
+            return False
+        if self._clock.now() >= self._ends_at_s:
+            self._is_over = True
+            return False
+        known = self._registry.workers
+        of_model = self._registry.group(model).workers if model else known
+        if any(not worker.ineligible_reason for worker in of_model):
+            return False
+        return not self._is_configured or any(worker.updated_at_s is None for worker in known)
+
+    async def until_served(self, model: str) -> None:
+        """Return when there is nothing to wait for any more: mostly at once."""
+        if not self.awaits(model) or self._num_waiting >= self._max_waiting:
+            return
+        served = self._served.setdefault(model, asyncio.Event())
+        self._num_waiting += 1
+        self._metrics.queued.inc()
+        began_s = self._clock.now()
+        try:
+            async with asyncio.timeout(self._ends_at_s - began_s):
+                await served.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._num_waiting -= 1
+            self._metrics.queued.dec()
+            self._metrics.queue_s.observe(self._clock.now() - began_s)
+
+    def stir(self) -> None:
+        """Let those go on who can, soon: many workers may come in one turn of the event loop."""
+        if self._served and not self._stirred:
+            self._stirred = True
+            asyncio.get_running_loop().call_soon(self._let_go)
+
+    def _let_go(self) -> None:
+        self._stirred = False
+        for model in [model for model in self._served if not self.awaits(model)]:
+            self._served.pop(model).set()
