@@ -13,20 +13,16 @@ from functools import lru_cache, partial
 from time import perf_counter
 from typing import TypeVar
 
-import numpy as np
-
 from radixfleet import convert
-from radixfleet.blocks import chain_hashes, namespace, seed_hash
 from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
 from radixfleet.guard import client_salt
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
-from radixfleet.types import BlockHash, ModelInfo, PromptForm, SamplingParams, TokenArray
+from radixfleet.types import ModelInfo, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
-from router.api.plain_text import stand_ins
-from router.api.prompt_length import check_text, check_tokens
+from router.api.preparing import ServedModel, prepare, prepare_text, text_of, tokens_of
 from router.dispatch.chooser import RETRY_AFTER_S
-from router.dispatch.request import NO_TOKENIZER, HashArray, PreparedRequest
+from router.dispatch.request import NO_TOKENIZER, PreparedRequest
 from router.metrics import RouterMetrics
 from router.workers.gathering import Gathering
 from router.workers.registry import WorkerRegistry
@@ -44,26 +40,6 @@ _NAMED = 5
 """Workers that an error lists."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One model, as the fleet serves it now."""
-
-    info: ModelInfo
-    tokenizer: Tokenizer | None
-    """None: only engines that do not tell theirs serve it, so prompts go there as text."""
-
-    @property
-    def known_tokenizer(self) -> Tokenizer:
-        """For what cannot be done without. Raises InvalidRequest."""
-        if self.tokenizer is None:
-            raise InvalidRequest(
-                f"the tokenizer of {self.info.model} is not known here: its engines speak OpenAI's HTTP, which does "
-                f"not tell it. The router can be given it by --tokenizers {self.info.model}=DIRECTORY",
-                field="model",
-            )
-        return self.tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +144,9 @@ class Prompts:
         model = self.model(request.model)
         _check_resume(request, _checked_sampling(request.sampling, model.info.vocab_size or None))
         is_ids = request.prompt.WhichOneof("form") == "token_ids"
-        prepare = _prepare_text if model.tokenizer is None and not is_ids else _prepare
+        work = prepare_text if model.tokenizer is None and not is_ids else prepare
         return Preparation(
-            partial(prepare, request, model, self._max_tokens, look_aside=look_aside),
+            partial(work, request, model, self._max_tokens, look_aside=look_aside),
             is_short=is_ids and _is_small(request.prompt.token_ids) and _is_small(request.generated),
             is_ids=is_ids and not request.HasField("generated"),
         )
@@ -192,14 +168,14 @@ class Prompts:
         """The ids of a prompt of any form."""
         await self.until_served(model_name)
         model = self.model(model_name)
-        return await self._timed(lambda: _tokens(prompt, model, self._max_tokens))
+        return await self._timed(lambda: tokens_of(prompt, model, self._max_tokens))
 
     async def detokenize(self, request: inference_pb2.DetokenizeRequest) -> str:
         """The text of token ids."""
         await self.until_served(request.model)
         model = self.model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        return await self._off_loop(lambda: _text(request, model, skip_special_tokens=skip))
+        return await self._off_loop(lambda: text_of(request, model, skip_special_tokens=skip))
 
     async def _timed(self, work: Callable[[], T]) -> T:
         began_s = perf_counter()
@@ -220,22 +196,6 @@ def _nobody_known(workers: Sequence[WorkerState]) -> str:
     return f"no worker of this router has told its model yet: {told}{', ...' if len(workers) > _NAMED else ''}"
 
 
-def _tokens(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int | None) -> TokenArray:
-    form: PromptForm = convert.prompt_form(prompt)
-    if model.tokenizer is None and isinstance(form, np.ndarray):
-        if max_tokens is not None:
-            check_tokens(len(form), max_tokens)
-        return form
-    tokenizer = model.known_tokenizer
-    if limit := max_tokens or model.info.max_context_tokens:  # 0: of workers that are still loading
-        check_text(form, tokenizer.longest_token, limit)
-    tokens = tokenizer.encode_prompt(form)
-    if max_tokens is not None:
-        check_tokens(len(tokens), max_tokens)
-    convert.check_tokens(tokens, vocab_size=model.info.vocab_size)
-    return tokens
-
-
 def _with_tokenizer(info: ModelInfo, tokenizer: Tokenizer) -> ModelInfo:
     """Of an engine that tells nothing of it."""
     return replace(
@@ -247,98 +207,8 @@ def _with_tokenizer(info: ModelInfo, tokenizer: Tokenizer) -> ModelInfo:
     )
 
 
-def _prepare_text(
-    request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None, *, look_aside: bool
-) -> PreparedRequest:
-    """For engines that take text and chats alone."""
-    convert.prompt_form(request.prompt)
-    if request.resume or request.HasField("generated"):
-        model.known_tokenizer  # noqa: B018  says what is missing
-    tokens = stand_ins(request.prompt)
-    if not len(tokens):
-        raise InvalidRequest("prompt is empty", field="prompt")
-    if max_tokens is not None:
-        check_tokens(len(tokens), max_tokens)
-    seed = _seed(model.info.model, request.cache_salt)
-    return PreparedRequest(
-        request_id=request.request_id,
-        model=model.info.model,
-        tokens=tokens,
-        seed=seed,
-        block_hashes=chain_hashes(seed, tokens),
-        fingerprint=NO_TOKENIZER,
-        message=_message(request, model, request.prompt),
-        look_aside=look_aside,
-    )
-
-
-def _message(
-    request: inference_pb2.GenerateRequest, model: ServedModel, prompt: inference_pb2.Prompt
-) -> inference_pb2.GenerateRequest:
-    """What a worker is sent."""
-    return inference_pb2.GenerateRequest(
-        request_id=request.request_id,
-        model=model.info.model,
-        prompt=prompt,
-        sampling=request.sampling,
-        cache_salt=request.cache_salt,
-        priority=request.priority,
-    )
-
-
-def _prepare(
-    request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None, *, look_aside: bool
-) -> PreparedRequest:
-    tokens = _tokens(request.prompt, model, max_tokens)
-    seed = _seed(model.info.model, request.cache_salt)
-    # A prompt whose log probabilities are asked for is computed whole, so no worker is cheaper for what it has cached.
-    is_cacheable = not request.sampling.HasField("prompt_logprobs")
-    hashes: HashArray = chain_hashes(seed, tokens) if is_cacheable else np.zeros(0, dtype=np.uint64)
-    is_ids = request.prompt.WhichOneof("form") == "token_ids"
-    prepared = PreparedRequest(
-        request_id=request.request_id,
-        model=model.info.model,
-        tokens=tokens,
-        seed=seed,
-        block_hashes=hashes,
-        fingerprint=None if is_ids else model.info.tokenizer_fingerprint,
-        message=_sent_by_the_client(request) if look_aside else _message(request, model, _packed(request, tokens)),
-        source=None if is_ids or look_aside else request.prompt,
-        resumable=request.resume,
-        look_aside=look_aside,
-    )
-    if not request.HasField("generated"):
-        return prepared
-    generated = convert.unpack_tokens(request.generated, "generated")
-    if not len(generated):
-        return prepared
-    if model.info.vocab_size:
-        convert.check_tokens(generated, vocab_size=model.info.vocab_size, field="generated")
-    return prepared.continued(generated)
-
-
-@lru_cache(maxsize=1024)
-def _seed(model: str, cache_salt: str) -> BlockHash:
-    return seed_hash(namespace(model, cache_salt))
-
-
 def _is_small(tokens: inference_pb2.TokenIds) -> bool:
     return len(tokens.packed) <= _SMALL_PACKED_BYTES and (not tokens.ids or tokens.ByteSize() <= _SMALL_PLAIN_BYTES)
-
-
-def _packed(request: inference_pb2.GenerateRequest, tokens: TokenArray) -> inference_pb2.Prompt:
-    """The prompt as packed token ids: the client's own message where it is that already."""
-    prompt = request.prompt
-    is_packed = prompt.WhichOneof("form") == "token_ids" and prompt.token_ids.packed
-    return prompt if is_packed else inference_pb2.Prompt(token_ids=convert.pack_tokens(tokens))
-
-
-def _sent_by_the_client(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:
-    """What the router keeps of a message that it sends nowhere; read, never written."""
-    return inference_pb2.GenerateRequest(priority=request.priority) if request.priority else _NOTHING
-
-
-_NOTHING = inference_pb2.GenerateRequest()
 
 
 def _checked_sampling(message: inference_pb2.SamplingParams, vocab_size: int | None) -> SamplingParams:
@@ -360,13 +230,3 @@ def _check_resume(request: inference_pb2.GenerateRequest, sampling: SamplingPara
         check_continuable(sampling, "resume")
     if request.HasField("generated"):
         check_continuable(sampling, "generated")
-
-
-def _text(request: inference_pb2.DetokenizeRequest, model: ServedModel, *, skip_special_tokens: bool) -> str:
-    tokenizer = model.known_tokenizer
-    ids = list(request.token_ids)
-    if ids and max(ids) >= model.info.vocab_size:
-        raise InvalidRequest(
-            f"token_ids holds {max(ids)}, but the model's end at {model.info.vocab_size - 1}", field="token_ids"
-        )
-    return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)

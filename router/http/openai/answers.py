@@ -15,7 +15,7 @@ from radixfleet import convert
 from radixfleet.errors import Unavailable
 from radixfleet.types import FinishReason as Ending
 from radixfleet.v1 import inference_pb2
-from router.api.prompts import ServedModel
+from router.api.preparing import ServedModel
 from router.dispatch.request import PreparedRequest
 from router.http.openai.logprobs import TokenTexts, chat_logprobs, completion_logprobs, token_texts
 from router.http.openai.responses import (

@@ -13,7 +13,7 @@ from radixfleet.errors import Unavailable
 from radixfleet.text import Tokenizer
 from radixfleet.types import BlockHash, ModelInfo
 from radixfleet.v1 import inference_pb2
-from router.api.prompts import ServedModel
+from router.api.preparing import ServedModel
 from router.dispatch.request import PreparedRequest
 from router.http.openai.answers import ChatChoices, Choices, CompletionChoices, usage_of
 from router.http.openai.whole import Whole, WholeChat, WholeCompletion
