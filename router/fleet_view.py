@@ -27,6 +27,7 @@ class Columns:
 
     def __init__(self, slots: IntArray, table: FloatArray) -> None:
         self.slots = slots
+        self.count = len(slots)
         self._table = table
         self.queue, self.requests, self.held, self.fill, self.room, self.place = table
         self.queued: float = float(table[0].sum())
@@ -37,9 +38,11 @@ class Columns:
         """`WorkerView.cache_fill`, in all."""
         self._least_requests: float | None = None
         self._least_room: float | None = None
+        self._most_fill: float | None = None
+        self._crowding: FloatArray | None = None
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return self.count
 
     @property
     def least_requests(self) -> float:
@@ -55,6 +58,21 @@ class Columns:
             self._least_room = float(self.room.min())
         return self._least_room
 
+    @property
+    def crowding(self) -> FloatArray:
+        """The third power of how many requests, with those that must end first, are beyond the least."""
+        if self._crowding is None:
+            more = self.held - self.least_requests
+            self._crowding = more * more * more
+        return self._crowding
+
+    def fill_up_to(self, most: float) -> FloatArray:
+        """`fill`, and `most` where it is more."""
+        if self._most_fill is None:
+            self._most_fill = float(self.fill.max())
+        capped: FloatArray = self.fill if self._most_fill <= most else np.minimum(self.fill, most)
+        return capped
+
     def at(self, positions: IntArray) -> Columns:
         """Some of them."""
         return Columns(self.slots[positions], self._table[:, positions])
@@ -69,8 +87,15 @@ class Columns:
         self.in_flight += new.requests_in_flight - old.requests_in_flight
         self.filled += new.cache_fill - old.cache_fill
         row = _row(new)
-        self._least_requests = _least(self._least_requests, old.requests_in_flight, row[1])
+        least = self._least_requests
+        self._least_requests = _least(least, old.requests_in_flight, row[1])
         self._least_room = _least(self._least_room, float(self.room[position]), row[4])
+        self._most_fill = _most(self._most_fill, old.cache_fill, row[3])
+        if self._least_requests is None or self._least_requests != least:
+            self._crowding = None
+        elif self._crowding is not None:
+            more = row[2] - self._least_requests
+            self._crowding[position] = more * more * more
         (
             self.queue[position],
             self.requests[position],
@@ -135,9 +160,9 @@ class FleetView(Sequence[WorkerView]):
         return bool((columns.room > _NEVER).any())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class ColumnCosts(Mapping[int, float]):
-    """Costs by slot, made of columns: nobody but an explanation looks at them one by one."""
+    """Costs by slot, made of columns: nobody but an explanation looks at them one by one. Never written."""
 
     slots: IntArray
     costs: FloatArray
@@ -163,6 +188,12 @@ def _row(view: WorkerView) -> tuple[float, float, float, float, float, float]:
     if view.places_short:
         place = _NEVER
     return view.outstanding_prompt_tokens, requests, requests + view.places_short, view.cache_fill, room, place
+
+
+def _most(most: float | None, old: float, new: float) -> float | None:
+    """The same of the most of many."""
+    least = _least(None if most is None else -most, -old, -new)
+    return None if least is None else -least
 
 
 def _least(least: float | None, old: float, new: float) -> float | None:

@@ -2,9 +2,9 @@
 
 One flat map `block hash -> bitmask of worker slots` answers "how deep does each worker match this prompt". A chained
 hash names its whole prefix, so no tree is needed, and presence is monotone in depth: who holds block d holds all
-before it. So `match` gallops to depths 1, 2, 4, ... until nobody is left, then halves each interval in which workers
-dropped out; all workers are searched at once, and the cost is O(log depth) for each distinct answer. Where a worker's
-record has a hole, the answer is a depth that the worker holds or less.
+before it. So `match` halves the interval in which workers drop out until it is one block, for all workers at once, and
+the cost is O(log blocks) for each distinct answer: 7 look-ups for a prefix of a prompt of 4k tokens, 12 for one of
+128k. Where a worker's record has a hole, the answer is a depth that the worker holds or less.
 
 Beside the map stands a mirror for each worker, which bounds what is kept and says what leaves next (see `mirror`).
 The map and the mirrors agree exactly after every call. The truth comes in three grades, each optional:
@@ -106,27 +106,22 @@ class Sketch:
         `hashes`: uint64 [blocks], chained. Changes nothing.
         """
         depths = np.zeros(len(self._mirrors), dtype=np.intp)
-        num_blocks = len(hashes)
         mask_of, hash_at = self._masks.get, hashes.item
-        low = 1
-        holders = mask_of(hash_at(0), 0) if num_blocks else 0
-        while holders:
-            high = min(2 * low, num_blocks + 1)
-            deeper = holders & mask_of(hash_at(high - 1), 0) if high <= num_blocks else 0
-            # (workers, l, h): they hold block l and not block h, counted from 1.
-            intervals = [(holders ^ deeper, low, high)]
-            while intervals:
-                workers, at_least, below = intervals.pop()
-                if not workers:
-                    continue
-                if below - at_least == 1:
-                    depths[_slots(workers)] = at_least
-                    continue
-                middle = (at_least + below) // 2
+        # (workers, d, h): they hold block d and none from block h on, counted from 1.
+        intervals = [(mask_of(hash_at(0), 0), 1, len(hashes) + 1)] if len(hashes) else []
+        while intervals:
+            workers, depth, below = intervals.pop()
+            while workers and below - depth > 1:
+                middle = (depth + below) // 2
                 reach = workers & mask_of(hash_at(middle - 1), 0)
-                intervals.append((workers ^ reach, at_least, middle))
-                intervals.append((reach, middle, below))
-            low, holders = high, deeper
+                if reach == workers:
+                    depth = middle
+                    continue
+                if reach:
+                    intervals.append((reach, middle, below))
+                workers, below = workers ^ reach, middle
+            if workers:
+                depths[_slots(workers)] = depth
         return depths
 
     def holders(self, block_hash: int) -> tuple[int, ...]:
@@ -294,20 +289,27 @@ def _slots(mask: int) -> DepthArray:
     return slots
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Users(Mapping[int, int]):
-    """See `Sketch.users`. Few of a thousand workers are asked for."""
+    """See `Sketch.users`. Few of a thousand workers are asked for. Not frozen, which would make it twice as slow."""
 
     mirrors: Sequence[Mirror | None]
     hashes: HashArray
     depths: DepthArray
 
     def __getitem__(self, slot: int) -> int:
-        depth, mirror = self.depths.item(slot), self.mirrors[slot]
-        users = mirror.users(self.hashes.item(depth - 1)) if depth and mirror is not None else 0
+        users = self.get(slot)
         if not users:
             raise KeyError(slot)
         return users
+
+    def get(self, slot: int, default: int = 0) -> int:  # type: ignore[override]  # without an exception inside
+        """Of this worker."""
+        depth, mirror = self.depths.item(slot), self.mirrors[slot]
+        return (mirror.users(self.hashes.item(depth - 1)) if depth and mirror is not None else 0) or default
+
+    def __contains__(self, slot: object) -> bool:
+        return isinstance(slot, int) and self.get(slot) > 0
 
     def __iter__(self) -> Iterator[int]:
         return (slot for slot in self.depths.nonzero()[0].tolist() if slot in self)

@@ -47,10 +47,12 @@ def cheapest(candidates: Sequence[WorkerView], costs: Mapping[int, float], rando
 def cheapest_of(columns: Columns, costs: FloatArray, random: Random) -> int:
     """`cheapest` of columns: the place of the worker. There must be one."""
     lowest = int(costs.argmin())
+    # The first and the last of the lowest are one where it is alone.
+    if lowest + int(costs[::-1].argmin()) == len(costs) - 1:
+        return lowest
     equals = (costs == costs[lowest]).nonzero()[0]
-    if len(equals) > 1:
-        requests = columns.requests[equals]
-        equals = equals[requests == requests.min()]
+    requests = columns.requests[equals]
+    equals = equals[requests == requests.min()]
     return int(equals[0]) if len(equals) == 1 else random.choice(equals.tolist())
 
 

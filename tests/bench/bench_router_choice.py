@@ -1,11 +1,13 @@
 """What a choice costs the router: `python tests/bench/bench_router_choice.py`.
 
 Wall time of one thread in bursts of a few requests, the best of many, so that other work on the machine matters little.
-Beside the choice stand hashing, taking in what changed at one worker, and booking.
+A choice is made of a fleet in which one worker has changed since the last one, as it has behind every booking. Beside
+it stand hashing, taking in that change (a new view of the worker included), and booking.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import time
 import tracemalloc
@@ -68,6 +70,7 @@ def worker_view(slot: int, random: Random) -> WorkerView:
         outstanding_prompt_tokens=random.randrange(9_000),
         kv_tokens=CAPACITY_BLOCKS * BLOCK_TOKENS,
         kv_protected_tokens=random.randrange(300_000),
+        sketch_blocks=random.randrange(CAPACITY_BLOCKS * 3 // 4, CAPACITY_BLOCKS),
     )
 
 
@@ -87,8 +90,15 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
     seed = seed_hash(("model", "", ""))
 
     fleet, turn = FleetView(views), itertools.count()
+    others = [worker_view(slot, random) for slot in range(num_workers)]
+
+    def replace(_: HashArray) -> None:
+        number = next(turn)
+        slot = number % num_workers
+        fleet.replace(slot, (views, others)[number // num_workers % 2][slot])
 
     def choose(hashes: HashArray) -> None:
+        replace(hashes)
         matched = sketch.match(hashes)
         view = RequestView(num_blocks * BLOCK_TOKENS, hashes, matched, sketch.users(hashes, matched))
         policy.rank(view, fleet, random)
@@ -101,7 +111,7 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
         sketch.end(sketch.book(next(turn) % num_workers, hashes, num_blocks * BLOCK_TOKENS))
 
     match_us = burst_us(sketch.match, asked)
-    choose_us = burst_us(choose, asked)
+    choose_us = burst_us(choose, asked) - burst_us(replace, asked)
     figures = (
         burst_us(lambda _: chain_hashes(seed, tokens), asked),
         match_us,
@@ -163,13 +173,17 @@ def bench_memory() -> None:
 
 def main() -> None:
     """Print everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--choices", action="store_true", help="the first table alone")
+    arguments = parser.parse_args()
     print("microseconds          hashing        match        score  match+score  new figures     book+end")
     print("workers  tokens")
-    for num_workers in (4, 64, 1_000):
+    for num_workers in (2, 4, 16, 64, 1_000):
         for num_blocks in (64, 512):
             bench_choice(num_workers, num_blocks)
-    bench_reports()
-    bench_memory()
+    if not arguments.choices:
+        bench_reports()
+        bench_memory()
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from radixfleet.types import WorkerStatus
 from router.fleet_view import FleetView
 from router.policies import POLICY_NAMES, make_policy
+from router.policies.policy import cheapest
 from router.view import RequestView, WorkerView, eligible
 from tests.bench.candidate_policies import shape
 from tests.support.views import request, worker
@@ -45,6 +46,8 @@ def fleets(draw: st.DrawFn) -> FleetView:
     fleet = FleetView([draw(workers(slot)) for slot in slots])
     for place in draw(st.lists(st.integers(0, len(slots) - 1), max_size=6)):
         fleet.replace(place, draw(workers(slots[place])))
+        if draw(st.booleans()):  # some sums are made when they are first asked for, and kept from then on
+            assert len(fleet.columns.crowding) == len(fleet.columns.fill_up_to(0.0))
     return fleet
 
 
@@ -62,8 +65,10 @@ def requests(draw: st.DrawFn) -> RequestView:
 @settings(deadline=None)
 def test_columns_updated_in_place_are_those_made_anew(fleet: FleetView) -> None:
     new, old = FleetView(list(fleet)).columns, fleet.columns
-    for name in ("slots", "queue", "requests", "held", "fill", "room", "place"):
+    for name in ("slots", "queue", "requests", "held", "fill", "room", "place", "crowding"):
         assert getattr(old, name).tolist() == getattr(new, name).tolist(), name
+    for most in (0.0, 0.02, 10.0):
+        assert old.fill_up_to(most).tolist() == [min(each.cache_fill, most) for each in fleet]
     for name in ("queued", "in_flight", "filled", "least_requests", "least_room"):
         assert getattr(old, name) == getattr(new, name), name
 
@@ -90,6 +95,17 @@ def test_a_policy_ranks_a_fleet_as_it_ranks_a_list(name: str, fleet: FleetView, 
     assert (ours.slot, ours.reason, dict(ours.costs)) == (plain.slot, plain.reason, dict(plain.costs))
     if ours.most_matched_blocks is not None:
         assert ours.most_matched_blocks == max((view.matched_blocks[slot] for slot in ours.costs), default=None)
+
+
+@given(fleets(), requests(), st.integers(0, 3))
+@settings(deadline=None)
+def test_the_default_chooses_the_cheapest_and_among_equals_one_with_few_requests(
+    fleet: FleetView, view: RequestView, seed: int
+) -> None:
+    ranking = make_policy("min_cost").rank(view, fleet, Random(seed))
+    candidates = eligible(view, list(fleet))
+    chosen = cheapest(candidates, dict(ranking.costs), Random(seed)).slot if candidates else None
+    assert ranking.slot == chosen
 
 
 @given(fleets(), requests())

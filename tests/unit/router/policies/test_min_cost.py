@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -60,7 +59,7 @@ class TestCost:
         ]
         matched = [draw.choice([0, 4, 10]) for _ in workers]
         users = {slot: draw.randrange(20) for slot in range(5) if matched[slot]}
-        view = replace(request(640, matched), users=users)
+        view = request(640, matched)._replace(users=users)
         assert shape().rank(view, workers, Random(0)).costs == pytest.approx(rank(view, workers).costs)
 
     def test_what_waits_counts_for_half_where_nobody_else_has_a_queue(self) -> None:
