@@ -150,7 +150,8 @@ def drain(names: tuple[str, ...], node: str | None, address: str, timeout_s: flo
     """End workers without losing a request: nothing new goes there, and what runs may finish.
 
     Others take their place, as long as the fleet is to have as many: `scale` it down first if it is not. The last that
-    serves a model goes on until another does, or for a minute.
+    serves a model goes on until another does, unless that one fails or finds no place within half a minute; with --node
+    for a minute at most, for machines that are taken away do not wait.
 
     \b
     radixfleet fleet drain demo-1

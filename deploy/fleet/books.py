@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -42,8 +43,11 @@ class Books(msgspec.Struct):
         self.leaving.discard(name)
         self.restarting.discard(name)
 
-    def wanted(self, spec: FleetSpec | None) -> Wanted:
-        """For `reconcile`. Routers go when the last worker has, for the streams of workers lead through them."""
+    def wanted(self, spec: FleetSpec | None, hurried: Collection[str] = ()) -> Wanted:
+        """For `reconcile`. Routers go when the last worker has, for the streams of workers lead through them.
+
+        `hurried`: members on nodes that are being emptied.
+        """
         groups: list[Group] = []
         if spec is not None:
             groups.append(Group(ROUTER_GROUP, spec.routers.count, spec.revision(ROUTER_GROUP), surge=0))
@@ -52,7 +56,7 @@ class Books(msgspec.Struct):
             routers = [record for record in self.members.values() if record.group == ROUTER_GROUP]
             if routers:
                 groups.append(Group(ROUTER_GROUP, len(routers), routers[0].revision, surge=0))
-        return Wanted(tuple(groups), frozenset(self.leaving), frozenset(self.restarting))
+        return Wanted(tuple(groups), frozenset(self.leaving), frozenset(self.restarting), frozenset(hurried))
 
 
 class Store(Protocol):

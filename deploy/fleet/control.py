@@ -136,7 +136,8 @@ class Control:
             return
         self._scale_by_load()
         await self._leave_cordoned()
-        for action in reconcile(self._books.wanted(self._spec), self._members()):
+        hurried = [name for name in self._books.leaving if self._is_worker_on(name, self._books.cordoned)]
+        for action in reconcile(self._books.wanted(self._spec, hurried), self._members()):
             if self._changed.is_set():  # an order, after which much may look different
                 return
             _log.info("action", what=type(action).__name__.lower(), member=action.name, why=getattr(action, "why", ""))

@@ -9,8 +9,9 @@ alike (the routers, or the workers of one model):
 3. Of too many, those that serve nobody go first, then the idlest.
 4. Members of another revision are replaced one at a time: a new one first (`surge`), then an old one is drained. Where
    the cluster has no room for one more, an old one makes room after PATIENCE_S.
-5. The last of a group that serves and shall leave goes when a successor serves, or takes longer than PATIENCE_S to get
-   a place, or to start.
+5. The last of a group that serves and shall leave goes when a successor serves, fails, or takes longer than PATIENCE_S
+   to get a place, or than LONGEST_LOAD_S to load; one whose machine may be taken away (`hurried`) waits PATIENCE_S for
+   the load too.
 
 A member that serves is drained before it is removed, and but for an operator's order, and 4 without room, never while
 fewer than the group's count would serve without it.
@@ -27,6 +28,8 @@ from radixfleet.membership import Phase
 
 PATIENCE_S = 30.0
 """A successor waits so long for a place before an old member makes room for it."""
+LONGEST_LOAD_S = 1800.0
+"""A successor that is alive may load its model for so long, while the last of its predecessors serves."""
 LOST_S = 30.0
 """A member that does not answer for so long is restarted, or removed. Ray restarts what has died long before."""
 MOST_STARTS = 32
@@ -74,6 +77,8 @@ class Wanted:
     """Members that shall go, for good."""
     restarting: frozenset[str] = frozenset()
     """Members that shall be drained and start again."""
+    hurried: frozenset[str] = frozenset()
+    """Of those that shall go, who cannot wait for long: their machine is being emptied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,8 @@ def _reconcile_group(group: Group, members: Sequence[Member], wanted: Wanted) ->
         action, stays = _by_itself(member, wanted)
         actions += [action] if action else []
         staying += [member] if stays else []
-    if _is_succeeded_soon(group, staying):
-        last = next((action for action in actions if isinstance(action, Drain) and action.name in wanted.leaving), None)
+    last = _last_to_leave(actions, wanted)
+    if last is not None and _is_succeeded_soon(group, staying, is_hurried=last.name in wanted.hurried):
         actions = [action for action in actions if action is not last]
     leaving = _surplus(group, staying)
     staying = [member for member in staying if member not in leaving]
@@ -170,11 +175,18 @@ def _by_itself(member: Member, wanted: Wanted) -> tuple[Action | None, bool]:  #
     return None, True
 
 
-def _is_succeeded_soon(group: Group, staying: Sequence[Member]) -> bool:
+def _last_to_leave(actions: Sequence[Action], wanted: Wanted) -> Drain | None:
+    """Of those who would be told now that they shall leave, the one that can best go on for a while."""
+    drains = [action for action in actions if isinstance(action, Drain) and action.name in wanted.leaving]
+    return min(drains, key=lambda drain: drain.name in wanted.hurried, default=None)
+
+
+def _is_succeeded_soon(group: Group, staying: Sequence[Member], *, is_hurried: bool) -> bool:
     """Nobody who stays serves, but one will: for that long, the last of those who shall leave goes on."""
     if any(member.phase == "serving" for member in staying):
         return False
-    on_the_way = any(member.phase in ("pending", "starting") and member.phase_s < PATIENCE_S for member in staying)
+    longest_s = {"pending": PATIENCE_S, "starting": PATIENCE_S if is_hurried else LONGEST_LOAD_S, "lost": LOST_S}
+    on_the_way = any(member.phase_s < longest_s.get(member.phase, 0.0) for member in staying)
     return on_the_way or (group.surge > 0 and len(staying) < group.count)
 
 

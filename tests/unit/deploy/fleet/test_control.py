@@ -59,6 +59,8 @@ class FakeHosting:
         """Groups of which there can be no member."""
         self.there = {"n0", "n8", "n9"}
         self.is_full = False
+        self.first_phase: Phase = "serving"
+        """Of those that are made."""
 
     async def names(self) -> set[str]:
         return set(self.actors)
@@ -70,7 +72,7 @@ class FakeHosting:
         if name.rpartition("-")[0] in self.impossible:
             raise InvalidRequest("no half GPUs")
         self.done.append(f"start {name}")
-        self.actors[name] = actor = Actor(settings, avoid)
+        self.actors[name] = actor = Actor(settings, avoid, self.first_phase)
         if self.is_full:
             actor.placed.clear()
 
@@ -408,6 +410,28 @@ async def test_who_waits_for_a_place_hears_which_nodes_are_open_now(scene: Scene
         status = await scene.sees(control, lambda status: bool(status["settled"]))
         made = {each["name"] for each in status["members"]} - set(BASIC)
         assert [list(scene.hosting.actors[name].avoid) for name in made] == [[]]
+
+
+async def test_only_a_machine_that_is_emptied_hurries_the_last_of_a_model(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor loads for long: drained by name, it serves on; with its node, it leaves when it has waited."""
+    monkeypatch.setattr("deploy.fleet.reconcile.PATIENCE_S", 0.0)
+    scene.hosting.first_phase = "starting"
+    async with scene.supervisor() as control:
+        await control.apply(FLEET.replace("{min: 2, max: 4}", "1"))
+        for name in ("router-0", "m-0"):
+            await until(lambda name=name: name in scene.hosting.actors)
+            scene.hosting.actors[name].phase = "serving"
+        await scene.settled(control, "router-0", "m-0")
+        scene.hosting.actors["m-0"].node_id = "n9"
+        await control.drain(["m-0"])
+        status = await scene.sees(control, lambda status: any(m["phase"] == "starting" for m in status["members"]))
+        assert "drain m-0" not in scene.hosting.done
+        await scene.sees(control, lambda now: now["members"][-1]["phase_s"] > status["members"][-1]["phase_s"])
+        assert "drain m-0" not in scene.hosting.done, "many turns later"
+        await control.cordon("n9", undo=False)
+        await until(lambda: "drain m-0" in scene.hosting.done)
 
 
 async def test_a_worker_that_came_up_again_on_a_cordoned_node_leaves_it(scene: Scene) -> None:

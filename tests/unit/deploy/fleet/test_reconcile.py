@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.fleet.reconcile import (
+    LONGEST_LOAD_S,
     LOST_S,
     MOST_STARTS,
     PATIENCE_S,
@@ -77,13 +78,29 @@ def test_the_last_that_serves_leaves_when_another_serves_or_does_not_come():
     leaving = wanted(1, leaving=frozenset({"m-0"}))
     assert kinds(reconcile(leaving, [worker(0)])) == [("Start", "m-1")]
     drained = [("Drain", "m-0")]
-    for phase in ("pending", "starting"):
-        assert reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S - 1)]) == []
-        assert kinds(reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S)])) == drained
+    for phase, longest_s in (("pending", PATIENCE_S), ("starting", LONGEST_LOAD_S), ("lost", LOST_S)):
+        assert reconcile(leaving, [worker(0), worker(1, phase, phase_s=longest_s - 1)]) == []
+        late = kinds(reconcile(leaving, [worker(0), worker(1, phase, phase_s=longest_s)]))
+        assert late == [*drained, *([("Restart", "m-1")] if phase == "lost" else [])]
     assert kinds(reconcile(leaving, [worker(0), worker(1)])) == drained
     assert kinds(reconcile(leaving, [worker(0), worker(1, "failed")])) == drained
     parked = wanted(0, leaving=frozenset({"m-0"}))
     assert kinds(reconcile(parked, [worker(0)])) == drained, "nobody is to follow"
+
+
+def test_the_last_that_serves_on_a_machine_that_is_emptied_waits_a_minute_at_most():
+    """The machine may be taken away, whatever is still loading elsewhere."""
+    gone = frozenset({"m-0"})
+    leaving = wanted(1, leaving=gone, hurried=gone)
+    for phase in ("pending", "starting"):
+        assert reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S - 1)]) == []
+        assert kinds(reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S)])) == [("Drain", "m-0")]
+
+
+def test_of_several_that_leave_the_one_that_has_time_is_the_last():
+    leaving = wanted(2, leaving=frozenset({"m-0", "m-1"}), hurried=frozenset({"m-0"}))
+    loading = [worker(2, "starting", phase_s=100.0), worker(3, "starting", phase_s=100.0)]
+    assert kinds(reconcile(leaving, [worker(0), worker(1), *loading])) == [("Drain", "m-0")]
 
 
 def test_of_several_that_leave_one_stays_until_it_is_succeeded():
