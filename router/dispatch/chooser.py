@@ -93,16 +93,24 @@ class Chooser:
         most = ranking.most_matched_blocks
         if most is None:
             most = max(int(view.matched_blocks[slot]) for slot in ranking.costs)
+        blocks = self._sketch.book(chosen.slot, request.block_hashes, request.prompt_tokens)
+        matched = view.matched_tokens(chosen.slot)
+        reachable, predicted = (
+            min(most * BLOCK_TOKENS, request.prompt_tokens - 1),
+            min(matched, blocks.predicted_tokens),
+        )
         decision = Decision(
             policy=self._policy.name,
             reason=ranking.reason,
-            predicted_cached_tokens=view.matched_tokens(chosen.slot),
-            reachable_cached_tokens=min(most * BLOCK_TOKENS, request.prompt_tokens - 1),
+            predicted_cached_tokens=predicted,
+            # What goes before the worker begins is out of reach.
+            reachable_cached_tokens=reachable if matched < reachable else predicted,
         )
         lease = Lease(
             request,
             chosen,
             decision,
+            blocks,
             number=self._bookings,
             sketch=self._sketch,
             metrics=self._metrics,

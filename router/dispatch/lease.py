@@ -18,7 +18,7 @@ import numpy as np
 
 from radixfleet.types import TokenArray
 from router.dispatch.request import PreparedRequest
-from router.index import HotPrefixes, Sketch
+from router.index import BlockLease, HotPrefixes, Sketch
 from router.metrics import RouterMetrics
 from router.view import Reason
 from router.workers.state import WorkerState
@@ -46,6 +46,7 @@ class Decision:
     policy: str
     reason: Reason
     predicted_cached_tokens: int
+    """Of the prompt, when the worker begins it."""
     reachable_cached_tokens: int
     """On the eligible worker that holds most of the prompt."""
 
@@ -58,13 +59,14 @@ class Lease:
         request: PreparedRequest,
         worker: WorkerState,
         decision: Decision,
+        blocks: BlockLease,
         *,
         number: int,
         sketch: Sketch,
         metrics: RouterMetrics,
         hot_prefixes: HotPrefixes | None = None,
     ) -> None:
-        """`number`: of the booking, counted over the whole fleet."""
+        """`blocks`: booked in the sketch. `number`: of the booking, counted over the whole fleet."""
         self.request = request
         self.worker = worker
         self.decision = decision
@@ -77,7 +79,7 @@ class Lease:
         self._hot_prefixes = hot_prefixes
         self._awaits_receipt = False
         self._is_probe = worker.breaker.acquire()
-        self._blocks = sketch.book(worker.slot, request.block_hashes, request.prompt_tokens)
+        self._blocks = blocks
         self._booking = worker.book(request.prompt_tokens - decision.predicted_cached_tokens, number)
 
     def started(self, cached_tokens: int | None) -> None:

@@ -17,14 +17,20 @@ class BlockLease:
     """Hashes of the prompt's whole blocks, the first block first."""
     prompt_tokens: int
     known_blocks: int
-    """Leading blocks that the sketch took to be on the worker when the request was booked: the prediction."""
+    """Leading blocks that the sketch took to be on the worker when the request was booked."""
+    lasting_blocks: int
+    """Those of them that the worker was going to hold still when it begins the request: the prediction."""
+    joined_blocks: int
+    """Blocks that came to the mirror with it."""
     settled_use: int | None
     """Tick of the last use of the deepest known block; None: there is none, or it was only expected."""
     mirror: Mirror
     """Where it was booked. A restart of the worker replaces its mirror, and the lease then has no more to say."""
     is_open: bool = True
+    is_begun: bool = False
+    """The worker has begun it, or never will."""
 
     @property
     def predicted_tokens(self) -> int:
         """Prompt tokens expected in the worker's cache. Never all: the last token is always computed."""
-        return max(0, min(self.known_blocks * BLOCK_TOKENS, self.prompt_tokens - 1))
+        return max(0, min(self.lasting_blocks * BLOCK_TOKENS, self.prompt_tokens - 1))

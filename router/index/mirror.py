@@ -21,6 +21,12 @@ receipt shows that blocks were gone which the model still held, and grows back s
 word from the worker evictions are the worker's to tell, and the bound only guards the router's memory; it is twice
 the capacity, because blocks that part in the middle share pages.
 
+Foresight. A full worker makes room for what it begins, so what waits there drives out what is here now. `lasting` says
+how much of a prefix is going to be left when its request is begun. Nothing is dropped for it, because a request whose
+prefix is about to go is still best sent there: it is computed again in the same place, or comes in time after all.
+(Dropped when they are booked away, prefixes of 1.5 times the fleet's KV at load 0.9 cost 3 to 17 % in mean time to
+first token.)
+
 Methods that change the set return the blocks that left or joined it, and `Sketch` keeps its map in step with that.
 """
 
@@ -29,7 +35,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import compress, filterfalse, repeat
 from operator import neg
 
@@ -59,6 +65,10 @@ class Mirror:
         """Block -> number of the report by which it must have come. Means nothing while the block is leased."""
         self._due: deque[tuple[int, set[int]]] = deque()
         """The same by report: no block is due at a report that is not here."""
+        self._reported_blocks = 0
+        """How many the worker held at its last report: more than its capacity, where blocks share pages."""
+        self._to_begin: dict[int, int] = {}
+        """Blocks that come with booked requests which have not begun, by the depth to which their prompts were here."""
 
     def __len__(self) -> int:
         return len(self._last_use)
@@ -95,21 +105,30 @@ class Mirror:
 
     def depth(self, blocks: list[int]) -> int:
         """How many leading `blocks` are here, by binary search: presence is monotone in depth."""
-        low, high = 0, len(blocks)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if blocks[middle - 1] in self._last_use:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return _depth(blocks, len(blocks), self._last_use.__contains__)
+
+    def lasting(self, blocks: list[int], known: int) -> int:
+        """How many of the leading `blocks`, of which `known` are here, are still here when a request begins with them.
+
+        What it waits for is what was booked before and is begun before it, and a worker begins first what has most of
+        its prompt cached. Without word from the worker, what is booked has driven out the rest already.
+        """
+        excess = len(self._last_use) - max(self.capacity_blocks, self._reported_blocks)
+        if self.sequence is None or excess <= 0 or not known or blocks[known - 1] in self._leased:
+            return known
+        excess -= sum(count for depth, count in self._to_begin.items() if depth < known)
+        going = self._next_to_go(excess)
+        return _depth(blocks, known, lambda block: block not in going)
 
     def settled_use(self, block: int) -> int | None:
         """Tick of the last use of `block`; None while it is only expected."""
         return None if block in self._expected else self._last_use[block]
 
-    def lease(self, blocks: list[int]) -> list[int]:
-        """Count one more running request on `blocks`. Returns the blocks that joined."""
+    def lease(self, blocks: list[int], known: int) -> list[int]:
+        """Count one more running request on `blocks`, of which `known` were here. Returns the blocks that joined.
+
+        Call `begun` with their number when the worker begins the request.
+        """
         self._tick += 1
         new = self._missing(blocks)
         self._last_use.update(dict.fromkeys(new, self._tick))
@@ -117,7 +136,16 @@ class Mirror:
         leased = self._leased
         for block in blocks:
             leased[block] = leased.get(block, 0) + 1
+        if new:
+            self._to_begin[known] = self._to_begin.get(known, 0) + len(new)
         return new
+
+    def begun(self, known: int, joined: int) -> None:
+        """The worker has begun a request, or never will, that was leased with `known` blocks and brought `joined`."""
+        if joined:
+            left = self._to_begin.pop(known) - joined
+            if left:
+                self._to_begin[known] = left
 
     def release(self, blocks: list[int], output_blocks: list[int]) -> list[int]:
         """End the lease of a request that was computed, `output_blocks` included. Returns the blocks that joined."""
@@ -169,6 +197,7 @@ class Mirror:
         self._due.clear()
         dropped = [block for block in self._last_use if block not in reported and block not in self._expected]
         self._drop(dropped)
+        self._reported_blocks = len(reported)
         return dropped, self._use([block for block in reported if block not in self._last_use])
 
     def change(self, sequence: int, evicted: list[int], added: list[int]) -> tuple[list[int], list[int]]:
@@ -185,6 +214,7 @@ class Mirror:
                 dropped.append(block)
         new = self._use(added)
         self._settle(added)
+        self._reported_blocks = len(self._last_use) - len(self._expected)
         return dropped, new
 
     def expire(self) -> list[int]:
@@ -250,13 +280,28 @@ class Mirror:
 
     def _sweep(self) -> None:
         """Forget void records."""
-        last_use = self._last_use.get
-        live = (
-            (tick, array("Q", compress(run, map(tick.__eq__, map(last_use, run, repeat(0))))))
-            for tick, run in self._records
-        )
+        live = ((tick, self._live(tick, run)) for tick, run in self._records)
         self._records = deque((tick, run) for tick, run in live if run)
         self._recorded_blocks = sum(len(run) for _, run in self._records)
+
+    def _live(self, tick: int, run: array[int]) -> array[int]:
+        """What a record still counts for."""
+        return array("Q", compress(run, map(tick.__eq__, map(self._last_use.get, run, repeat(0)))))
+
+    def _next_to_go(self, count: int) -> set[int]:
+        """The `count` blocks that leave first, if room is made. What is void among their records is forgotten."""
+        going: set[int] = set()
+        looked_at: list[tuple[int, array[int]]] = []
+        while self._records and len(going) < count:
+            tick, run = self._records.popleft()
+            live = self._live(tick, run)
+            self._recorded_blocks -= len(run) - len(live)
+            if live:
+                looked_at.append((tick, live))
+            free = list(filterfalse(self._leased.__contains__, live))
+            going.update(free[max(0, len(free) + len(going) - count) :])
+        self._records.extendleft(reversed(looked_at))
+        return going
 
     def _take_oldest(self, *, excess: int = 0, until_tick: int = 0) -> list[int]:
         """Drop unleased blocks, oldest first: `excess` of them, and all that were last used up to `until_tick`."""
@@ -302,3 +347,15 @@ class Mirror:
         for block in blocks[shared:]:
             del leased[block]
         leased.update(zip(blocks, [count - 1 for count in counts[:shared]], strict=False))
+
+
+def _depth(blocks: list[int], most: int, holds: Callable[[int], bool]) -> int:
+    """How many leading `blocks` hold, of the first `most`: by binary search, for none holds without its parent."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(blocks[middle - 1]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -144,11 +144,13 @@ class Sketch:
         mirror = self._mirror(slot)
         blocks: list[int] = hashes.tolist()
         known = mirror.depth(blocks)
+        lasting = mirror.lasting(blocks, known)
         settled_use = mirror.settled_use(blocks[known - 1]) if known else None
-        self._mark(slot, mirror.lease(blocks))
+        joined = mirror.lease(blocks, known)
+        self._mark(slot, joined)
         self._clear(slot, mirror.trim())
         self._open_leases += 1
-        return BlockLease(slot, blocks, prompt_tokens, known, settled_use, mirror)
+        return BlockLease(slot, blocks, prompt_tokens, known, lasting, len(joined), settled_use, mirror)
 
     def receipt(self, lease: BlockLease, cached_tokens: int) -> None:
         """The worker began the request and found `cached_tokens` of its prompt in its cache.
@@ -157,6 +159,7 @@ class Sketch:
         another request was still computing.
         """
         mirror = lease.mirror
+        _begin(lease)
         if not self._is_current(lease) or mirror.sequence is not None or lease.settled_use is None:
             return
         predicted = lease.predicted_tokens // BLOCK_TOKENS
@@ -241,6 +244,7 @@ class Sketch:
         if not lease.is_open:
             return False
         lease.is_open = False
+        _begin(lease)
         self._open_leases -= 1
         return self._is_current(lease)
 
@@ -272,6 +276,12 @@ class Sketch:
                 masks[block] = rest
             else:
                 del masks[block]
+
+
+def _begin(lease: BlockLease) -> None:
+    if not lease.is_begun:
+        lease.is_begun = True
+        lease.mirror.begun(lease.known_blocks, lease.joined_blocks)
 
 
 @cache

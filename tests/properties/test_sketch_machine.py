@@ -41,6 +41,10 @@ class ModelWorker:
     leases: list[list[str]] = field(default_factory=list)
     due: dict[str, float] = field(default_factory=dict)
     """Expected block -> number of the report by which it must come."""
+    reported: int = 0
+    """Blocks held at the last report."""
+    to_begin: list[tuple[BlockLease, int]] = field(default_factory=list)
+    """Leases that have not begun, each with the blocks that it brought."""
 
     def leased(self, block: str) -> bool:
         return any(block in lease for lease in self.leases)
@@ -55,9 +59,24 @@ class ModelWorker:
             self.used.pop(name, None)
             self.due.pop(name, None)
 
+    def by_use(self) -> list[str]:
+        """What may be dropped, in this order."""
+        return sorted((name for name in self.used if not self.leased(name)), key=lambda name: self.used[name])
+
+    def going(self, known: list[str]) -> set[str]:
+        """Blocks that are gone when the worker begins a request of whose prompt `known` is there."""
+        if self.sequence is None:
+            return set()
+        later = sum(brought for lease, brought in self.to_begin if lease.known_blocks < len(known))
+        excess = len(self.used) - max(self.capacity, self.reported) - later
+        return set(self.by_use()[: max(0, excess)])
+
+    def begun(self, lease: BlockLease) -> None:
+        self.to_begin = [(each, brought) for each, brought in self.to_begin if each is not lease]
+
     def trim(self) -> None:
         bound = self.modelled if self.sequence is None else 2 * self.capacity
-        for name in sorted((name for name in self.used if not self.leased(name)), key=lambda name: self.used[name]):
+        for name in self.by_use():
             if len(self.used) > bound:
                 self.drop([name])
 
@@ -108,6 +127,7 @@ class ModelWorker:
         self.due = {name: float("inf") for lease in self.leases for name in lease if name not in names}
         self.used = {name: use for name, use in self.used.items() if name in names or name in self.due}
         self.use([name for name in names if name not in self.used])
+        self.reported = len(names)
         self.trim()
 
     def delta(self, sequence: int, evicted: list[str], added: list[str]) -> None:
@@ -121,6 +141,7 @@ class ModelWorker:
         self.use(added)
         for name in added:
             self.due.pop(name, None)
+        self.reported = len(self.used) - len(self.due)
         self.trim()
         self.drop([name for name, due in self.due.items() if due <= self.reports and not self.leased(name)])
 
@@ -206,11 +227,14 @@ class SketchMachine(RuleBasedStateMachine):
         self.num_open += 1
         absent = [name not in worker.used for name in names]
         has_hole = absent != sorted(absent)
+        self.foresees_what_goes(lease, worker, names)
         settled = worker.book(names)
+        worker.to_begin.append((lease, sum(absent)))
         # With a hole any depth is right that the worker holds, and what a receipt means depends on the depth.
         assert has_hole or lease.known_blocks == depth
         if cached_blocks is not None and not has_hole:
             self.sketch.receipt(lease, cached_blocks * BLOCK_TOKENS)
+            worker.begun(lease)
             if worker.sequence is None and settled is not None:
                 worker.receipt(lease.known_blocks - cached_blocks, settled)
         return lease, worker, names
@@ -225,12 +249,14 @@ class SketchMachine(RuleBasedStateMachine):
         lease, worker, names = held
         self.sketch.end(lease, chain(names[-1] + output)[len(names) :])
         self.num_open -= 1
+        worker.begun(lease)
         worker.end(names, prefixes(names[-1] + output)[len(names) :])
 
     @rule(held=consumes(leases))
     def abandon(self, held: Held) -> None:
         self.sketch.abandon(held[0])
         self.num_open -= 1
+        held[1].begun(held[0])
         held[1].abandon(held[2])
 
     @rule(pick=PICKS, restarts=st.sampled_from([0, 0, 0, 1]), sequence=st.integers(0, 2), names=BLOCK_SETS)
@@ -281,6 +307,15 @@ class SketchMachine(RuleBasedStateMachine):
                 if held == sorted(held, reverse=True):
                     assert depths[slot] == sum(held)
             self.users_are_the_leases_on_the_deepest_block(prompt, depths)
+
+    def foresees_what_goes(self, lease: BlockLease, worker: ModelWorker, names: list[str]) -> None:
+        known = names[: lease.known_blocks]
+        going = worker.going(known)
+        gone = [name in going for name in known]
+        if gone == sorted(gone):
+            assert lease.lasting_blocks == len(known) - sum(gone)
+        else:  # Arbitrary reports: a parent goes before its child.
+            assert lease.lasting_blocks == 0 or not gone[lease.lasting_blocks - 1]
 
     def users_are_the_leases_on_the_deepest_block(self, prompt: str, depths: list[int]) -> None:
         counts = {

@@ -57,6 +57,22 @@ def test_the_reason_and_the_numbers_of_a_choice() -> None:
     assert decisions == {"load": 1, "prefix": 1, "spill": 0}
 
 
+def test_what_goes_before_the_worker_begins_is_neither_predicted_nor_reachable() -> None:
+    parts = Parts(1)
+    kept, waits = prepared(tokens(320, first=500)), prepared(256)
+    parts.sketch.set_capacity(0, 4)
+    parts.sketch.apply_digest(0, 1, 0, kept.block_hashes[:4])
+    begun = parts.chooser.choose(waits)
+    begun.started(0)
+    lease = parts.chooser.choose(kept)
+    assert lease.decision.predicted_cached_tokens == lease.decision.reachable_cached_tokens == 0
+    lease.started(0)
+    assert lease.worker.books.own_tokens == 256 + 320
+    for each in (begun, lease):
+        each.settle(Verdict.ANSWERED)
+    parts.check_settled()
+
+
 def test_workers_that_cannot_serve_are_named_when_nobody_can() -> None:
     parts = Parts(2)
     parts.workers[0].status = WorkerStatus.LOADING

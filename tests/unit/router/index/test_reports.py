@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from router.index import Sketch
+from radixfleet.blocks import BLOCK_TOKENS
+from router.index import BlockLease, Sketch
 from router.index.mirror import GRACE_REPORTS
 from tests.support.chains import NONE, blocks, chain
 
@@ -239,3 +240,67 @@ def test_a_digest_with_repetitions_in_it(sketch: Sketch) -> None:
     assert sketch.apply_delta(0, OLD, 10, np.concatenate([blocks("ab"), blocks("ab")]), np.repeat(blocks("ac"), 3))
     assert sketch.num_blocks == 2
     sketch.check()
+
+
+class TestForesight:
+    """A full worker makes room for what it begins: what waits there drives out what was used least recently."""
+
+    @pytest.fixture
+    def full(self, sketch: Sketch) -> Sketch:
+        """Has `abcd`, used longer ago, and `wxyz`."""
+        assert sketch.apply_delta(0, OLD, 6, NONE, chain("abcd"))
+        assert sketch.apply_delta(0, OLD, 7, NONE, chain("wxyz"))
+        return sketch
+
+    def test_what_begins_earlier_drives_out_the_deep_end(self, full: Sketch) -> None:
+        book(full, "wxyzpq")
+        lease = book(full, "abcde")
+        assert (lease.known_blocks, lease.lasting_blocks) == (4, 2)
+        assert lease.predicted_tokens == 2 * BLOCK_TOKENS
+        assert full.match(chain("abcd")).tolist() == [4], "it is there until then, and best computed again there"
+
+    def test_a_worker_begins_first_what_has_more_of_its_prompt_cached(self, full: Sketch) -> None:
+        waits = book(full, "pqr")
+        assert book(full, "abcde").lasting_blocks == 4
+        full.receipt(waits, 0)
+        assert book(full, "ab").lasting_blocks == 2, "in use by the request before"
+
+    def test_what_has_begun_has_taken_its_room(self, full: Sketch) -> None:
+        full.receipt(book(full, "pqr"), 0)
+        assert book(full, "abcd").lasting_blocks == 1
+
+    @pytest.mark.parametrize("ends", ["end", "abandon"])
+    def test_what_never_begins_takes_no_room_for_long(self, full: Sketch, ends: str) -> None:
+        lease = book(full, "wxyzpq")
+        full.end(lease) if ends == "end" else full.abandon(lease)
+        heartbeats(full, GRACE_REPORTS, sequence=7)
+        assert book(full, "abcd").lasting_blocks == 4
+        full.check()
+
+    def test_the_worker_tells_what_went(self, full: Sketch) -> None:
+        full.receipt(book(full, "pqr"), 0)
+        assert full.apply_delta(0, OLD, 8, blocks("abcd", "abc", "ab"), chain("pqr"))
+        lease = book(full, "abcd")
+        assert (lease.known_blocks, lease.lasting_blocks) == (1, 1)
+
+    def test_blocks_that_share_pages_are_no_excess(self, full: Sketch) -> None:
+        assert full.apply_delta(0, OLD, 8, NONE, chain("mnop"))
+        assert book(full, "abcd").lasting_blocks == 4
+
+    def test_what_is_in_use_stays(self, full: Sketch) -> None:
+        book(full, "abcd")
+        full.receipt(book(full, "pqr"), 0)
+        assert book(full, "abcde").lasting_blocks == 4
+
+    def test_without_word_from_the_worker_what_is_booked_has_driven_it_out_already(self) -> None:
+        sketch = Sketch()
+        sketch.set_capacity(sketch.attach(), 8)
+        for prompt in ("abcd", "wxyz"):
+            sketch.end(book(sketch, prompt))
+        book(sketch, "pqr")
+        lease = book(sketch, "abcd")
+        assert (lease.known_blocks, lease.lasting_blocks) == (1, 1)
+
+
+def book(sketch: Sketch, letters: str) -> BlockLease:
+    return sketch.book(0, chain(letters), len(letters) * BLOCK_TOKENS + 1)
