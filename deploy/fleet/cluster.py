@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 import ray
-from ray._private.services import canonicalize_bootstrap_address
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from deploy.fleet.ray_store import RayStore
+from deploy.fleet.reach import reach
 from deploy.fleet.spec import HEAD, NAMESPACE, SUPERVISOR
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
 from radixfleet.settings import SettingsError
@@ -22,9 +21,6 @@ from radixfleet.settings import SettingsError
 _ORDER_S = 120.0
 """A supervisor that is being started has much to import, on a machine that may be busy with the workers it starts."""
 _RETRY_S = 0.5
-_REACH_S = 5.0
-"""A head that does not answer for so long is not there; Ray itself would try for minutes."""
-
 _MOST_SAID = 400
 
 Status = dict[str, Any]
@@ -43,7 +39,7 @@ def connected(address: str) -> Iterator[None]:
     """
     with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
         try:
-            _reach(address)
+            reach(address)
             ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, RayError, RuntimeError, ValueError) as error:
             raise Unavailable(
@@ -54,18 +50,6 @@ def connected(address: str) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-def _reach(address: str) -> None:
-    """Raises OSError when nothing listens where the head should."""
-    place = canonicalize_bootstrap_address(address)
-    if place is None:  # none is known: Ray says so itself, at once
-        return
-    host, _, port = place.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
-    except OSError as error:
-        raise OSError(f"nothing answers at {place} ({error.strerror or error})") from error
 
 
 class Cluster:
