@@ -58,6 +58,14 @@ def grammar(request: Sampling) -> inference_pb2.Grammar | None:
     return None
 
 
+def constraint_field(request: Sampling) -> str:
+    """The client's name for what `grammar` makes of its request, which is valid."""
+    if request.structured_outputs is not None:
+        return f"structured_outputs.{_kinds(request.structured_outputs)[0]}"
+    is_schema = isinstance(request.response_format, SchemaFormat)
+    return "response_format.json_schema.schema" if is_schema else "response_format"
+
+
 def checked_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
     """The tools, each a function with a name. Raises InvalidRequest."""
     tools = request.tools or []
@@ -77,8 +85,7 @@ def checked_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
 
 
 def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:
-    names = [name for name in given.__struct_fields__ if getattr(given, name) not in (None, False, _NULL)]
-    if len(names) != 1:
+    if len(_kinds(given)) != 1:
         kinds = ", ".join(given.__struct_fields__)
         raise InvalidRequest(f"structured_outputs must have one of {kinds}", field="structured_outputs")
     if given.json != _NULL:
@@ -93,6 +100,10 @@ def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:
         # More engines know regular expressions than Lark.
         return inference_pb2.Grammar(regex="|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in given.choice))
     return inference_pb2.Grammar(json_object=True)
+
+
+def _kinds(given: StructuredOutputs) -> list[str]:
+    return [name for name in given.__struct_fields__ if getattr(given, name) not in (None, False, _NULL)]
 
 
 def _schema_text(schema: msgspec.Raw) -> str:

@@ -74,7 +74,7 @@ class Generating:
 
                 await self._dispatcher.run(prepared, record, send, _no_deadline)
         except InvalidRequest as error:
-            raise in_openai_names(error) from None
+            raise in_openai_names(error, constraint=plan.constraint) from None
 
     def _fill_context(self, request: PreparedRequest) -> None:
         """Without a limit of the client's, an answer may go on for as long as the context does."""

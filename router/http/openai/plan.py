@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from radixfleet.v1 import inference_pb2
 from router.http.openai.answers import ChatChoices, Choices, CompletionChoices
+from router.http.openai.constraints import constraint_field
 from router.http.openai.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
 from router.http.openai.responses import ChatChunk, CompletionChunk
 from router.http.openai.translation import chat_request, completion_requests, offered_tools
@@ -28,6 +29,8 @@ class Plan:
     """One more event at the end, with the usage; null in the others."""
     has_running_usage: bool
     """The usage so far in every event."""
+    constraint: str
+    """The client's name for what the answer has to keep to."""
 
 
 def chat_plan(request: ChatRequest, request_id: str) -> Plan:
@@ -70,4 +73,5 @@ def _plan(
         is_stream=bool(request.stream),
         has_last_usage=bool(options.include_usage),
         has_running_usage=bool(options.continuous_usage_stats),
+        constraint=constraint_field(request),
     )

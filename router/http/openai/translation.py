@@ -28,11 +28,6 @@ _NAMES = (
     ("sampling.max_new_tokens", "max_tokens"),
     ("sampling.min_new_tokens", "min_tokens"),
     ("sampling.prompt_logprobs", "logprobs"),
-    ("sampling.grammar.json_schema", "response_format.json_schema.schema"),
-    ("sampling.grammar.json_object", "response_format"),
-    ("sampling.grammar.regex", "structured_outputs.regex"),
-    ("sampling.grammar.lark", "structured_outputs.grammar"),
-    ("sampling.grammar", "response_format"),
     ("sampling.", ""),
     ("prompt.chat.tools_json", "tools"),
     ("prompt.chat.variables_json", "chat_template_kwargs"),
@@ -45,10 +40,16 @@ _NAMES = (
 """What .proto and OpenAI call the same thing; the first that fits."""
 
 
-def in_openai_names(error: InvalidRequest) -> InvalidRequest:
-    """The same error, with the field and the text in the words of the client."""
+_GRAMMARS = tuple(f"sampling.grammar{kind}" for kind in (".json_schema", ".json_object", ".regex", ".lark", ""))
+
+
+def in_openai_names(error: InvalidRequest, *, constraint: str = "response_format") -> InvalidRequest:
+    """The same error, with the field and the text in the words of the client.
+
+    `constraint`: its name for what the answer has to keep to; see `constraint_field`.
+    """
     text, field = str(error), error.field
-    for ours, theirs in _NAMES:
+    for ours, theirs in (*((name, constraint) for name in _GRAMMARS), *_NAMES):
         text = text.replace(ours, theirs)
         if field.startswith(ours):
             field = theirs + field.removeprefix(ours)

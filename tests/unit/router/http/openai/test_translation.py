@@ -11,6 +11,7 @@ import pytest
 from radixfleet.convert import unpack_tokens
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
+from router.http.openai.plan import chat_plan
 from router.http.openai.requests import ChatRequest, CompletionRequest, TokenizeRequest
 from router.http.openai.translation import chat_request, completion_requests, in_openai_names, tokenize_prompt
 
@@ -208,9 +209,6 @@ def test_tokenizing_takes_a_text_or_messages() -> None:
         ("sampling.max_new_tokens", "max_tokens"),
         ("sampling.min_new_tokens", "min_tokens"),
         ("sampling.stop[3]", "stop[3]"),
-        ("sampling.grammar.json_schema", "response_format.json_schema.schema"),
-        ("sampling.grammar.regex", "structured_outputs.regex"),
-        ("sampling.grammar.lark", "structured_outputs.grammar"),
         ("prompt.chat.messages[1].role", "messages[1].role"),
         ("prompt.chat.tools_json", "tools"),
         ("prompt.chat", "messages"),
@@ -221,3 +219,29 @@ def test_tokenizing_takes_a_text_or_messages() -> None:
 def test_faults_are_told_in_the_clients_words(ours: str, theirs: str) -> None:
     error = in_openai_names(InvalidRequest(f"{ours} is wrong", field=ours, limit="3"))
     assert (error.field, str(error), error.metadata) == (theirs, f"{theirs} is wrong", {"limit": "3"})
+
+
+@pytest.mark.parametrize("ours", ["json_schema", "json_object", "regex", "lark"])
+@pytest.mark.parametrize(
+    ("given", "theirs"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": {}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "start: A"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": ["a"]}, "response_format": {"type": "text"}}, "structured_outputs.choice"),
+    ],
+)
+def test_a_fault_of_a_grammar_names_the_field_that_was_sent(ours: str, given: dict[str, Any], theirs: str) -> None:
+    """Whatever it became: choices are a regular expression to workers."""
+    body = {"messages": [{"role": "user", "content": "hi"}]} | given
+    request = msgspec.json.decode(json.dumps(body).encode(), type=ChatRequest)
+    plan = chat_plan(request, "r")
+    field = f"sampling.grammar.{ours}"
+    error = in_openai_names(InvalidRequest(f"{field} is wrong", field=field), constraint=plan.constraint)
+    assert (error.field, str(error)) == (theirs, f"{theirs} is wrong")
