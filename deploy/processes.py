@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PARENT_VARIABLE = "RADIXFLEET_PARENT_PID"
-"""Set for children: `deploy.cli.main` binds its life to that process."""
+"""Set for children: `deploy.command_line.run` binds its life to that process."""
 
 _POLL_S = 0.05
 _TAIL_BYTES = 4000

@@ -19,6 +19,7 @@ import structlog
 from rich.console import Console
 from rich.table import Table
 
+from radixfleet.counts import counted
 from radixfleet.errors import RadixfleetError
 from radixfleet.os_errors import reason_of
 from radixfleet.settings import click_options, format_bytes, load
@@ -30,7 +31,7 @@ from worker.app import Worker, make_engine, running_worker
 from worker.config import WorkerSettings
 from worker.core.messages import Ready
 from worker.engine.handle import EngineHandle, EngineLoadError
-from worker.model.errors import ModelError
+from worker.model.errors import ModelError, ModelNotGiven
 from worker.model.sources import resolve_model
 from worker.model.tokenizer_files import load_tokenizer_spec
 
@@ -63,7 +64,7 @@ def run(settings: WorkerSettings) -> int:
         return asyncio.run(serve(settings, spec, make_engine(settings, path, spec), Console()))
     except (EngineLoadError, ModelError, RadixfleetError, OSError) as error:
         click.echo(f"worker: {reason_of(error) if isinstance(error, OSError) else error}", err=True)
-        return UNUSABLE if isinstance(error, UnusableFile) else FAILED
+        return UNUSABLE if isinstance(error, UnusableFile | ModelNotGiven) else FAILED
 
 
 async def serve(settings: WorkerSettings, spec: TokenizerSpec, engine: EngineHandle, console: Console) -> int:
@@ -85,7 +86,7 @@ async def serve(settings: WorkerSettings, spec: TokenizerSpec, engine: EngineHan
                 click.echo(f"{name}: the engine cannot be kept running: {gave_up.result()}", err=True)
                 return FAILED
         finished, aborted = await worker.requests.drain(settings.drain_grace_s)
-        console.print(f"{name}: drained; {finished} requests finished, {aborted} were aborted", soft_wrap=True)
+        console.print(f"{name}: drained; {counted(finished, 'request')} finished, {aborted} aborted", soft_wrap=True)
     return OK
 
 

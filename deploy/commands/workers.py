@@ -15,7 +15,10 @@ from deploy.options import endpoint_option, json_option
 from deploy.tables import pools_table, print_whole, workers_table
 from radixfleet.answers import DrainOutcome, WorkerEntry
 from radixfleet.client import Client
+from radixfleet.counts import counted
 from radixfleet.endpoint import Endpoint
+
+_QUIET_S = 0.5
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
@@ -74,13 +77,11 @@ def drain(worker_id: str, grace_s: float | None, endpoint: Endpoint, *, as_json:
 
     Interrupted, the command stops waiting; the worker still gets nothing new until it is resumed.
     """
-    if not as_json:
-        click.echo(f"draining {worker_id}: it gets nothing new; waiting for what it runs", err=True)
-    outcome = asyncio.run(_drain(endpoint, worker_id, grace_s))
+    outcome = asyncio.run(_drain(endpoint, worker_id, grace_s, tells=not as_json))
     if as_json:
         click.echo(json.dumps({"worker": worker_id, **dataclasses.asdict(outcome)}))
         return
-    counts = f"{outcome.finished_requests} requests finished, {outcome.aborted_requests} aborted"
+    counts = f"{counted(outcome.finished_requests, 'request')} finished, {outcome.aborted_requests} aborted"
     click.echo(f"{worker_id} is empty: {counts}. Back to work: radixfleet workers resume {worker_id}")
 
 
@@ -111,9 +112,17 @@ async def _workers(endpoint: Endpoint) -> list[WorkerEntry]:
         return await client.list_workers()
 
 
-async def _drain(endpoint: Endpoint, worker_id: str, grace_s: float | None) -> DrainOutcome:
+async def _drain(endpoint: Endpoint, worker_id: str, grace_s: float | None, *, tells: bool) -> DrainOutcome:
+    """A refusal comes at once, and so does the end where nothing runs; `tells`: else say what is waited for."""
     async with Client(endpoint) as client:
-        return await client.drain(worker_id, grace_s=grace_s)
+        draining = asyncio.create_task(client.drain(worker_id, grace_s=grace_s))
+        try:
+            done, _ = await asyncio.wait([draining], timeout=_QUIET_S)
+            if tells and not done:
+                click.echo(f"draining {worker_id}: it gets nothing new; waiting for what it runs", err=True)
+            return await draining
+        finally:
+            draining.cancel()
 
 
 async def _resume(endpoint: Endpoint, worker_id: str) -> None:

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from radixfleet import errors
+from radixfleet.counts import counted
 from radixfleet.errors import RadixfleetError
 
 DOMAIN = "radixfleet"
@@ -96,8 +97,8 @@ def stream_error(call_error: grpc.aio.AioRpcError, address: str, delivered_token
     if was_told(call_error) or delivered_tokens is None or call_error.code() not in _BROKEN:
         return error_from_rpc(call_error)
     error = errors.Unavailable(
-        f"the connection to {address} broke after {delivered_tokens} tokens: the answer is not complete. Send the "
-        f"request again; what was computed of its prompt is most likely still cached ({call_error.details()})"
+        f"the connection to {address} broke after {counted(delivered_tokens, 'token')}: the answer is not complete. "
+        f"Send the request again; what was computed of its prompt is most likely still cached ({call_error.details()})"
     )
     error.retry_after_s = _RETRY_AFTER_S
     error.metadata = {"delivered_tokens": str(delivered_tokens)}

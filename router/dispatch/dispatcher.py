@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 
 from radixfleet.clock import Clock
+from radixfleet.counts import counted
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.tracing import SpanKind
 from radixfleet.types import TokenArray
@@ -220,7 +221,8 @@ def _error(failure: LinkFailure, attempt: _Try, record: RequestRecord) -> Radixf
     delivered = record.output_tokens
     if delivered and (failure.kind == "transport" or isinstance(failure.error, Unavailable)):
         return Unavailable(
-            f"worker {attempt.lease.worker.name} was lost after {delivered} tokens: the answer is not complete",
+            f"worker {attempt.lease.worker.name} was lost after {counted(delivered, 'token')}: "
+            "the answer is not complete",
             retry_after_s=_RETRY_AFTER_S,
             delivered_tokens=str(delivered),
         )

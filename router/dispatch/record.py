@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from radixfleet.clock import Clock
+from radixfleet.counts import counted
 from radixfleet.errors import RadixfleetError, Unavailable
 from radixfleet.guard import caller_name
 from radixfleet.tracing import UNTRACED, Trace
@@ -176,7 +177,7 @@ def _end_trace(record: RequestRecord, outcome: str, now_s: float) -> None:
 
 def _cut_off(record: RequestRecord) -> Unavailable:
     return Unavailable(
-        f"the router stops; {record.output_tokens} tokens were delivered, the answer is not complete",
+        f"the router stops after {counted(record.output_tokens, 'token')}: the answer is not complete",
         retry_after_s=_RETRY_AFTER_S,
         delivered_tokens=str(record.output_tokens),
     )

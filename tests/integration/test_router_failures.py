@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from radixfleet.answers import Delta
+from radixfleet.counts import counted
 from radixfleet.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from router.workers.breaker import BreakerState
 from tests.support.cuttable_wire import CuttableWire
@@ -61,7 +62,7 @@ async def test_a_connection_that_breaks_mid_stream_is_an_error_that_says_how_muc
         await until(lambda: fleet.metric("ttft_seconds_count") == 1)
         wire.cut()
         received, error = await stream
-        assert str(error) == f"worker w0 was lost after {received} tokens: the answer is not complete"
+        assert str(error) == f"worker w0 was lost after {counted(received, 'token')}: the answer is not complete"
         assert error.metadata["delivered_tokens"] == str(received)
         assert received >= 1
         assert fleet.metric("requests_total", outcome="unavailable") == 1
@@ -84,7 +85,7 @@ async def test_a_worker_whose_process_is_killed_mid_stream() -> None:
             await until(lambda: fleet.metric("ttft_seconds_count") == 1)
             process.send_signal(signal.SIGKILL)
             received, error = await stream
-            assert f"worker doomed was lost after {received} tokens" in str(error)
+            assert f"worker doomed was lost after {counted(received, 'token')}" in str(error)
             await fleet.until_eligible()
             survivor = await fake_worker("survivor").start()
             await fleet.client.register(survivor.address)
@@ -124,7 +125,7 @@ async def test_a_worker_that_stops_in_order_is_not_taken_for_the_clients_cancell
         await until(lambda: fleet.metric("ttft_seconds_count") == 1)
         await worker.kill()
         received, error = await stream
-        assert f"lost after {received} tokens" in str(error)
+        assert f"lost after {counted(received, 'token')}" in str(error)
         assert fleet.metric("requests_total", outcome="cancelled") == 0
 
 
@@ -172,7 +173,7 @@ async def test_the_breaker_opens_on_broken_connections_and_a_probe_closes_it() -
     worker = fake_worker(script=lambda _: Script(tokens=1, finish=False))
     async with running_fleet([worker], breaker_failures=3, breaker_open_s=0.3) as fleet:
         for _ in range(3):
-            with pytest.raises(Unavailable, match="lost after 1 token"):
+            with pytest.raises(Unavailable, match="lost after 1 token:"):
                 await fleet.client.complete("hello")
         assert fleet.state(0).breaker.state is BreakerState.OPEN
         with pytest.raises(Unavailable, match="breaker"):

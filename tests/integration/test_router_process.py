@@ -123,7 +123,7 @@ async def test_the_grace_is_an_end_for_streams_that_do_not_end(tmp_path: Path, w
         router.process.send_signal(signal.SIGTERM)
         code, _ = await router.ended()
         assert code == 0
-        with pytest.raises(Unavailable, match="4 tokens were delivered, the answer is not complete"):
+        with pytest.raises(Unavailable, match="the router stops after 4 tokens: the answer is not complete"):
             await running
         await until(lambda: worker.count("cancelled") == 1)
 

@@ -121,7 +121,7 @@ async def test_sigterm_drains_then_exits(tmp_path: Path) -> None:
             assert await worker.process.wait() == 0
     log = worker.log.read_text()
     assert "KV cache" in log, "the memory plan is printed"
-    assert "1 requests finished" in log
+    assert "1 request finished" in log
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ async def test_a_killed_worker_leaves_no_process_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "words"),
     [
-        (("--model", "/nowhere/at/all"), 1, "no model at /nowhere/at/all"),
+        (("--model", "/nowhere/at/all"), 2, "no model at /nowhere/at/all"),
         (("--page-size", "24"), 2, "--page-size"),
         (("--no-such-option",), 2, "--no-such-option"),
         (("--runner", "sim", "--host", "203.0.113.7"), 1, "203.0.113.7:0 (Cannot assign requested address)"),

@@ -2,6 +2,7 @@
 
 ModelError
 ├── ModelNotFound       no such directory, file or cached download
+│   └── ModelNotGiven   what the operator names is no place of a model: a wrong setting
 ├── BrokenModel         the files contradict each other or are cut short
 └── UnsupportedModel    well-formed, but of a kind that this worker does not run
 """
@@ -15,6 +16,10 @@ class ModelError(ValueError):
 
 class ModelNotFound(ModelError):
     """There is no model where it was looked for, and it could not be fetched."""
+
+
+class ModelNotGiven(ModelNotFound):
+    """The operator's `--model` is neither a model's directory nor a file of one."""
 
 
 class BrokenModel(ModelError):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from worker.model.demo_model import fetch_demo_model
-from worker.model.errors import ModelNotFound
+from worker.model.errors import ModelNotGiven
 
 DEMO = "demo"
 
@@ -14,7 +14,7 @@ DEMO = "demo"
 def resolve_model(model: str, progress: Callable[[str], None] = lambda _text: None) -> Path:
     """The path for "demo", a Hugging Face directory or a GGUF file. May download the demonstration model, and blocks.
 
-    `progress` is called with a line of text now and then. Raises ModelNotFound.
+    `progress` is called with a line of text now and then. Raises ModelNotGiven, or ModelNotFound without a network.
     """
     if model == DEMO:
         return fetch_demo_model(progress)
@@ -22,8 +22,8 @@ def resolve_model(model: str, progress: Callable[[str], None] = lambda _text: No
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path.resolve()
     if path.exists():
-        raise ModelNotFound(f"{path} is neither a directory nor a .gguf file")
-    raise ModelNotFound(
+        raise ModelNotGiven(f"{path} is neither a directory nor a .gguf file")
+    raise ModelNotGiven(
         f"no model at {path}: give a Hugging Face directory (config.json, *.safetensors, tokenizer.json), "
         f'a .gguf file, or "{DEMO}"'
     )

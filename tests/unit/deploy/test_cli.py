@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from deploy import cli
+from deploy import command_line
 from radixfleet.answers import worker_entry
 from radixfleet.errors import InvalidRequest, Unauthenticated, Unavailable
 from radixfleet.v1 import fleet_pb2
@@ -235,7 +235,7 @@ def test_an_unknown_command_is_exit_code_2(radixfleet):
 def test_every_command_teaches(radixfleet):
     code, overview, _ = radixfleet("--help")
     assert code == 0
-    for name, summary in cli.COMMANDS.items():
+    for name, summary in command_line.COMMANDS.items():
         assert name in overview
         code, out, _ = radixfleet(name, "--help")
         assert code == 0
@@ -325,7 +325,7 @@ def test_what_grpc_does_not_say_is_said_beside_it(radixfleet, failure, hint):
 
 def test_a_terminal_that_cannot_show_a_sign_gets_a_question_mark(tmp_path):
     """`top`'s bars, and answers in any script, in a locale of another century."""
-    script = "from deploy import cli; cli._run = lambda: print('\\u2588'); cli.main()"
+    script = "from deploy import command_line as it; it._run = lambda: print('\\u2588'); it.run()"
     done = subprocess.run(
         [sys.executable, "-c", script], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True
     )

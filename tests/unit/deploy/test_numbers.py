@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import click
 import pytest
 
-from deploy.cli import COMMANDS, cli
+from deploy.command_line import COMMANDS, cli
 from deploy.numbers import Number
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from deploy.cli import COMMANDS
+from deploy.command_line import COMMANDS
 from router.view import Reason
 
 ROOT = Path(__file__).parents[3]

@@ -1,0 +1,158 @@
+"""The `radixfleet` command: finds the subcommand, and turns errors into one line on stderr and an exit code.
+
+0 done   1 failed   2 wrong usage or settings   3 the server cannot be reached or cannot serve now
+4 the server refused the request   130 interrupted
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from deploy.interrupts import INTERRUPTED, ending_quietly
+from deploy.processes import PARENT_VARIABLE, ChildFailed
+from radixfleet.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    PermissionDenied,
+    RadixfleetError,
+    Unauthenticated,
+    Unavailable,
+    UnknownModel,
+    UnknownWorker,
+)
+from radixfleet.lifeline import die_with_parent
+from radixfleet.os_errors import reason_of
+from radixfleet.watched_file import UnusableFile
+from worker.model.errors import ModelError, ModelNotGiven
+
+FAILED, USAGE, UNREACHABLE, REFUSED = 1, 2, 3, 4
+
+COMMANDS: Mapping[str, str] = {
+    "demo": "Start a router and two workers, chat with them, show what the cache did, stop.",
+    "up": "Run a fleet on this machine: a router and workers.",
+    "fleet": "Run a fleet on a Ray cluster, from a file.",
+    "chat": "Talk to a model; the answer streams, and every turn shows what came from the cache.",
+    "generate": "Generate one completion for a prompt.",
+    "explain": "Show where a prompt would go, and why, without sending it.",
+    "workers": "List the workers that a router knows.",
+    "top": "Watch a fleet, live, in the terminal.",
+    "keys": "Make keys for clients, and the admin token of a fleet.",
+    "lab": "Compare routing policies on a simulated fleet, without a GPU.",
+    "doctor": "Tell what this machine gives a worker, and what to change.",
+    "monitoring": "Write what Prometheus and Grafana need to show a fleet.",
+    "bench": "Load a fleet and tell hit rate, latencies, throughput; measure what overlapped scheduling hides.",
+    "worker": "Run one worker.",
+    "router": "Run one router.",
+}
+
+
+class _Commands(click.Group):
+    """Imports `deploy.commands.NAME` when NAME is called; listing the commands imports nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        with ending_quietly():
+            module = importlib.import_module(f"deploy.commands.{cmd_name}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 server not reached or not serving, "
+    "4 request refused, 130 interrupted.",
+)
+@click.version_option(package_name="radixfleet")
+def cli() -> None:
+    """Serve large language models on a fleet of GPUs, or of CPUs.
+
+    \b
+    Try it:      radixfleet demo
+    Keep it up:  radixfleet up --workers 2 --model demo
+    Talk to it:  radixfleet chat
+    """
+
+
+def run() -> None:
+    """The whole command. Never returns."""
+    if parent := os.environ.pop(PARENT_VARIABLE, None):
+        die_with_parent(int(parent))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a bar, or a letter, gets a question mark
+            stream.reconfigure(errors="replace")
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        code = cli(standalone_mode=False)
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (RadixfleetError, ChildFailed, ModelError) as error:
+        click.echo(f"radixfleet: {error}{_hint(error)}", err=True)
+        return _exit_code(error)
+    except BrokenPipeError:
+        # The reader of our output is gone (`radixfleet ... | head`): nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:  # a folder that cannot be made, a disk that is full
+        click.echo(f"radixfleet: {reason_of(error)}", err=True)
+        return USAGE if isinstance(error, UnusableFile) else FAILED
+    return code if isinstance(code, int) else 0
+
+
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, InvalidRequest | UnknownModel | UnknownWorker | Unauthenticated | PermissionDenied):
+        return REFUSED
+    if isinstance(error, ModelNotGiven):
+        return USAGE
+    return UNREACHABLE if isinstance(error, Unavailable | DeadlineExceeded) else FAILED
+
+
+_HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
+    # gRPC does not say that only one side speaks TLS, nor that a certificate is missing: the connection just ends.
+    (
+        Unavailable,
+        ("Socket closed", "andshake", "SSL"),
+        "Does the server speak TLS (--tls-ca), under that name (--tls-peer-name), and does it ask for a certificate "
+        "(--tls-cert, --tls-key)?",
+    ),
+    (
+        Unavailable,
+        ("Failed parsing HTTP/2",),
+        "Is that the port of HTTP, or of metrics? --endpoint is the gRPC port: 7070 unless --port said otherwise.",
+    ),
+    (
+        Unavailable,
+        ("remote host: Connection refused",),  # in gRPC's words; Ray has others, and a hint of its own
+        "Does a router or worker run there? `radixfleet up --model demo` starts both; --endpoint names another place.",
+    ),
+    (Unauthenticated, ("key",), "Give it by --api-key @FILE, or in RADIXFLEET_API_KEY."),
+)
+"""Kinds of errors, what their text has, and what to say beside it."""
+
+
+def _hint(error: Exception) -> str:
+    for kind, signs, hint in _HINTS:
+        if isinstance(error, kind) and any(sign in str(error) for sign in signs):
+            return f"\n{hint}"
+    return ""
