@@ -37,10 +37,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 3, 4, 16, 64]),
         order=st.sampled_from(["fcfs", "lpm", "priority"]),
         preempt=st.booleans(),
+        step_cost_tokens=st.sampled_from([0, 1, 4]),
         learned=st.booleans(),
     )
     def start(
-        self, page_size: int, num_pages: int, max_running: int, chunk: int, order: str, preempt: bool, learned: bool
+        self,
+        page_size: int,
+        num_pages: int,
+        max_running: int,
+        chunk: int,
+        order: str,
+        preempt: bool,
+        step_cost_tokens: int,
+        learned: bool,
     ) -> None:
         self.worker = SimWorker(
             num_pages=num_pages * (1 if page_size == 16 else 16 // page_size // 2),
@@ -52,6 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             preempt=preempt and order == "priority",
             max_overtakes=2,
             shared_prefix_tokens=2,
+            step_cost_tokens=step_cost_tokens,
         )
         if learned:
             # As if many requests had ended early: admission counts on almost no growth, and is often wrong.
@@ -180,6 +190,7 @@ def test_a_long_run_loses_nothing(page_size: int, order: str, in_flight: int) ->
         order=order,
         preempt=order == "priority",
         shared_prefix_tokens=16,
+        step_cost_tokens=4 * (in_flight - 1),
         check_each_act=False,
     )
     turn = 0

@@ -117,6 +117,7 @@ class SimWorker:
         preempt: bool = False,
         max_overtakes: int = 64,
         shared_prefix_tokens: int = 64,
+        step_cost_tokens: int = 0,
         check_each_act: bool = True,
     ) -> None:
         """`num_pages`: usable ones, without the padding sink."""
@@ -145,6 +146,7 @@ class SimWorker:
             preempt=preempt,
             max_overtakes=max_overtakes,
             shared_prefix_tokens=shared_prefix_tokens,
+            step_cost_tokens=step_cost_tokens,
         )
         self.scheduler = Scheduler(self.limits, self.clock)
         self.launched: deque[StepPlan] = deque()

@@ -108,6 +108,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     dtype: str
     max_context_tokens: int
     """Longest prompt + completion: the model's own limit or the KV pool's size, whichever is less."""
+    step_cost_tokens: int = 0
+    """Prompt tokens that take as long as a step does before its first token; 0: not known."""
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):

@@ -126,6 +126,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """(sequence, why it failed), where that is not a NaN: one sentence for the client."""
     out_of_memory: OutOfMemory | None = None
     """Set beside `error` when it was memory that was short: the step is taken back, and tried again smaller."""
+    ready_s: float = 0.0
+    """Of a device with a queue: when the step lay there whole. 0: as soon as it had come."""
 
 
 RunnerOrder: TypeAlias = StepPlan | Compile

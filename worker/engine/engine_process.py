@@ -15,6 +15,7 @@ from worker.core.messages import EngineMessage, FrontMessage, Ready, Stop
 from worker.engine.child import EXIT_LOAD_FAILED, EXIT_RUNNER_GONE, Start, run, settle_in, wait_for_any
 from worker.engine.executors import ProcessExecutor
 from worker.engine.loop import EngineLoop
+from worker.engine.pacing import Pacing
 from worker.engine.wire import FrameSocket, PeerClosed
 from worker.scheduling.limits import Limits
 from worker.scheduling.scheduler import Scheduler
@@ -68,7 +69,7 @@ def run_loop(start: Start, ready: Ready, mailbox: SocketMailbox) -> None:
     limits = Limits.from_ready(ready, order=start.config.schedule_order, preempt=start.config.preempt)
     scheduler = Scheduler(limits, clock)
     executor = ProcessExecutor(start.sockets[1])
-    loop = EngineLoop(scheduler, executor, mailbox, clock, overlap=start.config.overlap)
+    loop = EngineLoop(scheduler, executor, mailbox, clock, overlap=start.config.overlap, pacing=Pacing())
     settle_in()
     while not loop.finished:
         if not loop.turn():

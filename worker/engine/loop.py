@@ -14,6 +14,7 @@ The loop knows nothing of processes: messages, results and time come through wha
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
@@ -37,6 +38,7 @@ from worker.core.messages import (
 from worker.core.step import StepPlan
 from worker.engine.counters import LoopCounters, StepTimes
 from worker.engine.executors import Executor
+from worker.engine.pacing import Pacing
 from worker.scheduling.scheduler import Scheduler
 
 log = structlog.get_logger(__name__)
@@ -63,15 +65,26 @@ class EngineLoop:
     """Drives one scheduler. `turn` is called from one thread only, until `finished`."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, mailbox: Mailbox, clock: Clock, *, overlap: bool
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        mailbox: Mailbox,
+        clock: Clock,
+        *,
+        overlap: bool,
+        pacing: Pacing | None = None,
     ) -> None:
+        """`pacing`: says how long planning may wait while a step is in flight; None: it never does."""
         self._scheduler = scheduler
         self._executor = executor
         self._mailbox = mailbox
         self._clock = clock
         self._max_in_flight = 2 if overlap else 1
+        self._pacing = pacing if overlap else None
         self._launched_s: deque[float] = deque()
         """When each step in flight was launched."""
+        self._is_held_back = False
+        """The next step waits until it is due."""
         self._last_result_s = clock.now()
         self._stopping = False
         self._counters = LoopCounters()
@@ -94,8 +107,13 @@ class EngineLoop:
 
     @property
     def wait_s(self) -> float:
-        """How long an idle engine may wait before its next turn, for a report to be on time."""
-        return 0.0 if self._checks is not None else max(0.0, self._report_due_s - self._clock.now())
+        """How long an idle engine may wait before its next turn, for a report or a plan to be on time."""
+        if self._checks is not None:
+            return 0.0
+        now_s = self._clock.now()
+        plan_in_s = self._plan_due_s - now_s
+        wait_s = max(0.0, self._report_due_s - now_s)
+        return min(wait_s, plan_in_s) if plan_in_s > 0 else wait_s
 
     @property
     def _report_due_s(self) -> float:
@@ -143,15 +161,29 @@ class EngineLoop:
         return bool(messages)
 
     def _plan(self) -> StepPlan | None:
-        """A step, if one more may be in flight and there is one to make."""
+        """A step, if one more may be in flight, it is time for it, and there is one to make."""
         if self._stopping or len(self._launched_s) >= self._max_in_flight:
             return None
-        return self._scheduler.plan()
+        if self._clock.now() < self._plan_due_s:
+            self._is_held_back = True
+            return None
+        plan = self._scheduler.plan()
+        self._is_held_back &= plan is not None
+        return plan
+
+    @property
+    def _plan_due_s(self) -> float:
+        """When to plan a step beside the one in flight."""
+        return self._pacing.due_s if self._pacing is not None and len(self._launched_s) == 1 else -math.inf
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the executor."""
-        self._launched_s.append(self._clock.now())
+        now_s = self._clock.now()
+        self._launched_s.append(now_s)
         self._executor.launch(plan)
+        if self._pacing is not None:
+            self._pacing.launched(plan.num_tokens, now_s, was_due=self._is_held_back)
+        self._is_held_back = False
 
     def _settle(self) -> bool:
         """Commit the results that have come, and tell the front what the turn brought. True when any result came."""
@@ -159,7 +191,10 @@ class EngineLoop:
         began_s = self._clock.now()
         for result in results:
             self._scheduler.commit(result)
+            self._is_held_back = False
             self._times.ended(result)
+            if self._pacing is not None:
+                self._pacing.ended(result)
             self._launched_s.popleft()
             self._last_result_s = began_s
             if result.error is not None and result.out_of_memory is None:

@@ -210,6 +210,7 @@ class SimRunner:
                 error,
                 logprobs=told,
                 out_of_memory=shortage,
+                ready_s=self._clock.now(),
             )
         )
 

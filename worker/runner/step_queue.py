@@ -72,6 +72,8 @@ class _Step:
     launched_s: float
     outcome: Drawn | Sampled | Failure
     """Drawn until it settles."""
+    ready_s: float
+    """When it was launched whole."""
 
 
 class DeviceQueue:
@@ -92,7 +94,7 @@ class DeviceQueue:
         outcome = self._launch(plan)
         if isinstance(outcome, Failure) and outcome.shortage is not None:
             release_cached(self._computer.device)  # here, where the failure, and with it the step's tensors, is gone
-        self._steps.append(_Step(plan, start, self._mark(), launched_s, outcome))
+        self._steps.append(_Step(plan, start, self._mark(), launched_s, outcome, self._clock.now()))
 
     def _launch(self, plan: StepPlan) -> Drawn | Failure:
         try:
@@ -115,7 +117,7 @@ class DeviceQueue:
         started_s = step.start.passed_s()
         ended_s = max(started_s, step.end.passed_s())
         self._last_end_s, self._last_duration_s = ended_s, ended_s - started_s
-        return result_of(step.plan, outcome, started_s, ended_s)
+        return result_of(step.plan, outcome, started_s, ended_s, step.ready_s)
 
     def _settle_all(self) -> None:
         for step in self._steps:

@@ -36,8 +36,10 @@ def failure_of(plan: StepPlan, error: Exception, device: torch.device, *, in_sam
     return Failure(f"{type(error).__name__}: {error}", shortage)
 
 
-def result_of(plan: StepPlan, sampled: Sampled | Failure, started_s: float, ended_s: float) -> StepResult:
-    """The result of a step that began and ended at these times."""
+def result_of(
+    plan: StepPlan, sampled: Sampled | Failure, started_s: float, ended_s: float, ready_s: float = 0.0
+) -> StepResult:
+    """The result of a step that began and ended at these times. `ready_s`: see `StepResult`."""
     if isinstance(sampled, Failure):
         return StepResult(
             step=plan.step,
@@ -47,6 +49,7 @@ def result_of(plan: StepPlan, sampled: Sampled | Failure, started_s: float, ende
             ended_s=ended_s,
             error=sampled.error,
             out_of_memory=sampled.shortage,
+            ready_s=ready_s,
         )
     return StepResult(
         step=plan.step,
@@ -57,4 +60,5 @@ def result_of(plan: StepPlan, sampled: Sampled | Failure, started_s: float, ende
         logprobs=sampled.logprobs,
         ended=sampled.ended,
         causes=tuple(sampled.causes.items()),
+        ready_s=ready_s,
     )

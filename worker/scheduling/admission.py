@@ -19,7 +19,7 @@ from worker.scheduling.assembly import Piece
 from worker.scheduling.forecast import Forecast, GrowthShare
 from worker.scheduling.holdings import Holding, Holdings
 from worker.scheduling.limits import Limits
-from worker.scheduling.prefill import next_chunk, sibling
+from worker.scheduling.prefill import enough_tokens, next_chunk, sibling
 from worker.scheduling.queue import WINDOW, WaitingQueue
 from worker.scheduling.request import Request
 from worker.scheduling.rows import RowIndex
@@ -43,11 +43,11 @@ class Admission:
         self.queue.push(request)
         self._match(request)
 
-    def admit(self, running: Running, budget: int, seats: int, *, step_is_empty: bool) -> list[Piece]:
+    def admit(self, running: Running, budget: int, seats: int, *, begun_tokens: int) -> list[Piece]:
         """Take at most `seats` requests from the queue, and give each its first chunk: `budget` tokens together.
 
         Those admitted are in PREFILL, hold a row and all pages for their prompt, and are to be added to `running` by
-        the caller. `step_is_empty`: no prompt has a chunk in this step yet.
+        the caller. `begun_tokens`: in this step already, of prompts that are begun.
         """
         self.blocked = None
         self.queue.let_go()
@@ -56,14 +56,16 @@ class Admission:
         if places < 1:
             self.blocked = self.queue.first
         seats = min(seats, places)
-        if seats < 1 or budget < 1:
+        enough = enough_tokens(self.queue.prompt_tokens, self._limits.step_cost_tokens)
+        unused = max(0, begun_tokens + budget - enough)
+        if seats < 1 or budget <= unused:
             return admitted
         rows, columns = running.rows, self._holdings.rows
         unfilled = running.at(rows[columns.settled[rows] < columns.filled[rows]])
         forecast = self._forecast(rows)
         misses = 0
         for request in self.queue.candidates(self._cached_tokens, seats + WINDOW):
-            piece = self._try(request, unfilled, forecast, budget, is_first=step_is_empty and not admitted)
+            piece = self._try(request, unfilled, forecast, budget, is_first=not begun_tokens and not admitted)
             if piece is not None:
                 admitted.append(piece)
                 unfilled.append(request)
@@ -75,7 +77,7 @@ class Admission:
                 break
             if len(admitted) == places:
                 self.blocked = self.queue.first
-            if misses >= WINDOW or len(admitted) >= seats or budget < 1:
+            if misses >= WINDOW or len(admitted) >= seats or budget <= unused:
                 break
         self._holdings.provide()
         return admitted

@@ -32,6 +32,8 @@ class Limits:
     """With priority: retract running requests for waiting ones of higher priority that find no row or no room."""
     max_overtakes: int = 64
     """With lpm: times that requests that came later may be admitted before one, which bounds its wait."""
+    step_cost_tokens: int = 0
+    """See `Ready`. Keeps prompts that wait from being computed all at once: see `prefill.enough_tokens`."""
     shared_prefix_tokens: int = 64
     """A request waits for another that is computing at least this many prompt tokens which it needs too."""
     kv_bound: Bound = Bound.FRACTION
@@ -47,6 +49,7 @@ class Limits:
             max_running_requests=capacity.max_running_requests,
             chunked_prefill_size=capacity.chunked_prefill_size,
             max_context_tokens=ready.max_context_tokens,
+            step_cost_tokens=ready.step_cost_tokens,
             order=order,
             preempt=preempt and order == "priority",
             kv_bound=kv_bound_of(ready.memory),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +11,8 @@ from worker.memory.radix_tree import common_length
 from worker.scheduling.assembly import Piece
 from worker.scheduling.limits import Limits
 from worker.scheduling.request import Request
+
+_LARGER = 3
 
 
 def plan_chunks(begun: Iterable[Request], budget: int, page_size: int) -> list[Piece]:
@@ -46,6 +49,18 @@ def chunk_length(start: int, end: int, budget: int, page_size: int, *, is_first:
     if whole_pages > 0:
         return whole_pages
     return budget if is_first else 0
+
+
+def enough_tokens(waiting_tokens: int, step_cost_tokens: int) -> float:
+    """With so many prompt tokens, a step takes no further prompt from a queue in which `waiting_tokens` wait.
+
+    All that is in a step gets its token when the step ends. So P tokens that wait get theirs sooner, on average, when
+    they are computed in several steps, until what each of these costs by itself (c, in tokens' time) eats up what is
+    won: with n steps the mean wait is about (n + 1) / 2 (P / n + c), and least at P / n = sqrt(P c). Steps of
+    sqrt(3 P c) come close, and cost less: beside 16 prompts, 2 % of the throughput even where nobody decodes. Where
+    much waits, steps are large.
+    """
+    return math.sqrt(_LARGER * waiting_tokens * step_cost_tokens) if step_cost_tokens else math.inf
 
 
 def sibling(request: Request, cached: int, running: Iterable[Request], limits: Limits) -> tuple[Request, int] | None:

@@ -127,9 +127,9 @@ class Scheduler:
         begun = [request for request in begun if not request.resumes_decoding]
         begun_chunks = plan_chunks(begun, budget, self.limits.page_size)
         chunks += begun_chunks
-        budget -= sum(piece.length for piece in begun_chunks)
+        begun_tokens = sum(piece.length for piece in begun_chunks)
         seats = size.sequences.now - len(decodes.rows) - len(chunks)
-        admitted = self._admission.admit(running, budget, seats, step_is_empty=not begun_chunks)
+        admitted = self._admission.admit(running, budget - begun_tokens, seats, begun_tokens=begun_tokens)
         for piece in admitted:
             self._lifecycle.begin(piece.request)
         chunks += admitted

@@ -14,6 +14,7 @@ from tests.support.grammars import regex
 from tests.support.memory_faults import shortage
 from worker.core.messages import Abort, Flush, Flushed, FollowBlocks, Prepare, Prepared, Report, StepOutputs, Stop
 from worker.engine.loop import CHECK_EVERY_S, REPORT_ALIVE_S, REPORT_CHANGED_S, EngineLoop
+from worker.engine.pacing import Pacing
 from worker.scheduling.limits import Limits
 from worker.scheduling.scheduler import Scheduler
 
@@ -357,3 +358,74 @@ def test_grammars_are_passed_on_to_the_runner_and_its_answers_to_the_front(overl
     overlapped.front.inbox = [Prepare(4, regex("a+")), Prepare(5, regex("bad"))]
     overlapped.idle()
     assert overlapped.front.take(Prepared) == [Prepared(4, ""), Prepared(5, "it is bad")]
+
+
+class PacedEngine(Engine):
+    """One that waits with planning; steps take a second."""
+
+    def __init__(self) -> None:
+        super().__init__(overlap=True)
+        self.pacing = Pacing()
+        self.loop = EngineLoop(self.scheduler, self.executor, self.front, self.clock, overlap=True, pacing=self.pacing)
+
+    def begin(self) -> None:
+        """A request decodes, and what its steps take is known."""
+        self.front.inbox.append(submit(1, prompt=1, max_new_tokens=20))
+        self.idle()
+        self.executor.end_step()
+        self.idle()
+        while len(self.executor.launched) == 2:
+            self.executor.end_step()
+            self.idle()
+
+
+@pytest.fixture
+def paced() -> PacedEngine:
+    engine = PacedEngine()
+    engine.begin()
+    return engine
+
+
+def test_paced_the_next_step_is_planned_when_it_is_due(paced: PacedEngine) -> None:
+    (running,) = paced.executor.launched
+    paced.clock.advance(1.0 - paced.pacing.margin_s - 1e-6)
+    assert paced.idle() == 0
+    assert 0 < paced.loop.wait_s < 1e-5
+    paced.clock.advance(1e-5)
+    paced.idle()
+    assert [plan.step for plan in paced.executor.launched] == [running.step, running.step + 1]
+
+
+def test_paced_who_comes_while_a_step_runs_is_in_the_next(paced: PacedEngine) -> None:
+    paced.clock.advance(0.5)
+    paced.front.inbox.append(submit(2))
+    paced.idle()
+    assert len(paced.executor.launched) == 1
+    paced.clock.advance(0.5)
+    paced.idle()
+    assert paced.executor.launched[1].num_sequences == 2
+
+
+def test_paced_a_step_that_ends_early_is_followed_at_once(paced: PacedEngine) -> None:
+    (running,) = paced.executor.launched
+    paced.executor.end_step()
+    paced.idle()
+    assert [plan.step for plan in paced.executor.launched] == [running.step + 1]
+
+
+def test_paced_all_tokens_come(paced: PacedEngine) -> None:
+    paced.front.inbox.append(submit(2, max_new_tokens=5))
+    paced.run_out()
+    assert len(tokens_of(paced.front, 2)) == 5
+
+
+def test_paced_an_engine_that_waits_for_its_last_step_does_not_turn_in_vain(paced: PacedEngine) -> None:
+    """When a step is due and there is nothing to plan, the next turn may wait until a report is."""
+    paced.clock.advance(1.0)
+    paced.idle()
+    while len(paced.executor.launched) == 2:
+        paced.executor.end_step()
+        paced.clock.advance(1.0)
+        paced.idle()
+    assert paced.scheduler.has_work
+    assert paced.loop.wait_s > 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.sim_worker import SimWorker, make_submit
-from worker.scheduling.prefill import chunk_length
+from worker.scheduling.prefill import chunk_length, enough_tokens
 
 
 @pytest.mark.parametrize(
@@ -221,3 +221,65 @@ def test_the_chunks_of_a_traced_prompt_are_told_in_order_and_of_no_other(in_flig
     assert [(chunk.uid, chunk.start, chunk.num_tokens) for chunk in chunks] == [(2, 20, 8), (2, 28, 2)]
     assert all(chunk.began_s <= chunk.ended_s for chunk in chunks)
     assert chunks[0].ended_s < chunks[1].ended_s
+
+
+class TestSeveralSteps:
+    def test_where_a_step_costs_nothing_known_it_takes_all(self) -> None:
+        assert enough_tokens(1 << 20, 0) == np.inf
+
+    def test_the_more_waits_the_larger_the_steps_and_the_smaller_their_share(self) -> None:
+        sizes = [enough_tokens(waiting, 64) for waiting in (100, 1_000, 10_000, 100_000)]
+        assert sizes == sorted(sizes)
+        assert sizes[0] > 64
+        assert [size / waiting for size, waiting in zip(sizes, (100, 1_000, 10_000, 100_000), strict=True)] == sorted(
+            [size / waiting for size, waiting in zip(sizes, (100, 1_000, 10_000, 100_000), strict=True)], reverse=True
+        )
+
+    @pytest.mark.parametrize(("waiting", "cost"), [(448, 64), (4_608, 64), (3_200, 200)])
+    def test_the_mean_wait_is_near_the_least_and_little_is_lost(self, waiting: int, cost: int) -> None:
+        """In time of tokens: equal steps, one after another, each `cost` longer than its tokens take."""
+
+        def mean_wait(size: float) -> float:
+            steps = np.ceil(waiting / size)
+            return float((steps + 1) / 2 * (waiting / steps + cost))
+
+        enough = enough_tokens(waiting, cost)
+        best = min(mean_wait(waiting / steps) for steps in range(1, 100))
+        assert mean_wait(enough) < 1.25 * best
+        assert np.ceil(waiting / enough) * cost < np.sqrt(waiting * cost)
+
+    def test_prompts_that_wait_together_are_computed_in_several_steps(self) -> None:
+        worker = SimWorker(num_pages=512, max_running=16, chunk=256, step_cost_tokens=8)
+        for uid in range(1, 11):
+            worker.submit(make_submit(uid, [uid * 10 + place for place in range(10)], 3))
+        plan = worker.launch()
+        assert plan is not None
+        assert plan.num_sequences == 5  # 50 tokens: the first to be more than sqrt(3 * 8 * 100)
+        worker.run(in_flight=2)
+        for uid in worker.told:
+            worker.assert_tokens(uid)
+
+    def test_a_prompt_is_not_cut_for_it(self) -> None:
+        worker = SimWorker(num_pages=512, max_running=16, chunk=256, step_cost_tokens=8)
+        worker.submit(make_submit(1, list(range(40)) * 5, 1))
+        worker.submit(make_submit(2, [7] * 10, 1))
+        plan = worker.launch()
+        assert plan is not None
+        assert plan.lengths.tolist() == [200]
+
+    def test_a_prompt_that_is_begun_and_large_enough_lets_nobody_in_beside_it(self) -> None:
+        worker = SimWorker(num_pages=512, max_running=16, chunk=64, step_cost_tokens=2)
+        worker.submit(make_submit(1, list(range(40)) * 3, 1))
+        first = worker.launch()
+        assert first is not None
+        worker.submit(make_submit(2, [7] * 8, 1))
+        worker.settle()
+        second = worker.launch()
+        assert second is not None
+        assert second.lengths.tolist() == [56]
+        worker.settle()
+        third = worker.launch()
+        assert third is not None
+        assert 8 in third.lengths.tolist()
+        worker.run(in_flight=2)
+        worker.assert_idle()
