@@ -33,7 +33,7 @@ from router.policies import make_policy
 from router.siblings import Siblings
 from router.workers.activity import FleetActivity
 from router.workers.engine_settings import engine_key, named_tokenizers
-from router.workers.gathering import GATHER_S, Gathering
+from router.workers.gathering import DIAL_S, GATHER_S, Gathering
 from router.workers.registry import WorkerRegistry
 from router.workers.surroundings import Surroundings
 from router.workers.tokenizers import TokenizerStore
@@ -95,6 +95,7 @@ async def running_core(
             is_configured=bool(settings.workers),
             max_waiting=settings.max_queued_requests,
             gather_s=GATHER_S,
+            dial_s=DIAL_S,
         )
         stack.push_async_callback(registry.close)
         activity = FleetActivity(lambda: registry.workers, clock)

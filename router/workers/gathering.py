@@ -2,8 +2,9 @@
 
 A router that starts (again) knows its workers a moment later: those of its settings when they have answered, others
 when they have registered, which they do as soon as they see it. Whoever asks in that moment for what is not served yet
-waits, at most until `GATHER_S` after the start; later nobody waits here, and what nobody serves is refused at once. So
-it is where all workers of the settings have told how they are: one that loads its model is not waited for.
+waits: until `GATHER_S` after the start for workers to register, until `DIAL_S` for known ones to answer. Later nobody
+waits here, and what nobody serves is refused at once. So it is where all workers of the settings have told how they
+are: one that loads its model is not waited for.
 
 Health says meanwhile what is true: that nobody serves.
 """
@@ -11,6 +12,7 @@ Health says meanwhile what is true: that nobody serves.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from radixfleet.clock import Clock
 from router.metrics import RouterMetrics
@@ -18,6 +20,10 @@ from router.workers.registry import WorkerRegistry
 
 GATHER_S = 3.0
 """Workers that are there have registered by then: they are told by the end of their connection to a predecessor."""
+DIAL_S = 8.0
+"""A known worker may take so long to answer for the first time, on a machine where all comes back at once."""
+_LATE_S = 0.001
+"""Timers may fire a little early."""
 
 
 class Gathering:
@@ -32,17 +38,19 @@ class Gathering:
         is_configured: bool,
         max_waiting: int,
         gather_s: float,
+        dial_s: float,
     ) -> None:
         """`is_configured`: the settings name workers. `max_waiting`: requests of all models; more are not let wait.
 
-        `gather_s`: mostly GATHER_S.
+        `gather_s`, `dial_s`: mostly GATHER_S and DIAL_S.
         """
         self._registry = registry
         self._metrics = metrics
         self._clock = clock
         self._is_configured = is_configured
         self._max_waiting = max_waiting
-        self._ends_at_s = clock.now() + gather_s
+        self._gathered_at_s = clock.now() + gather_s
+        self._dialled_at_s = clock.now() + max(gather_s, dial_s)
         self._is_over = False
         self._served: dict[str, asyncio.Event] = {}
         """Of each model that is waited for."""
@@ -53,14 +61,16 @@ class Gathering:
         """Whether a worker for the model (empty: for any) may be known soon, and none is now."""
         if self._is_over:
             return False
-        if self._clock.now() >= self._ends_at_s:
+        now_s = self._clock.now()
+        if now_s >= self._dialled_at_s:
             self._is_over = True
             return False
         known = self._registry.workers
         of_model = self._registry.group(model).workers if model else known
         if any(not worker.ineligible_reason for worker in of_model):
             return False
-        return not self._is_configured or any(worker.updated_at_s is None for worker in known)
+        may_come = not self._is_configured and now_s < self._gathered_at_s
+        return may_come or any(worker.updated_at_s is None for worker in known)
 
     async def until_served(self, model: str) -> None:
         """Return when there is nothing to wait for any more: mostly at once."""
@@ -71,10 +81,12 @@ class Gathering:
         self._metrics.queued.inc()
         began_s = self._clock.now()
         try:
-            async with asyncio.timeout(self._ends_at_s - began_s):
-                await served.wait()
-        except TimeoutError:
-            pass
+            for ends_at_s in (self._gathered_at_s, self._dialled_at_s):
+                left_s = ends_at_s - self._clock.now() + _LATE_S
+                if left_s > 0 and self.awaits(model):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(left_s):
+                            await served.wait()
         finally:
             self._num_waiting -= 1
             self._metrics.queued.dec()

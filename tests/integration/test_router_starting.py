@@ -24,6 +24,7 @@ SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.Health
 def _long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test has its time: what it does may take long on a busy machine."""
     monkeypatch.setattr("router.core.GATHER_S", 120.0)
+    monkeypatch.setattr("router.core.DIAL_S", 120.0)
 
 
 def num_waiting(fleet: Fleet) -> float:
@@ -136,9 +137,29 @@ async def test_without_queues_nothing_waits() -> None:
 
 
 async def test_the_wait_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.core.GATHER_S", 0.2)
+    monkeypatch.setattr("router.core.GATHER_S", 0.1)
+    monkeypatch.setattr("router.core.DIAL_S", 0.2)
     async with running_fleet([], workers=("127.0.0.1:1",)) as fleet:
         for _ in range(2):
             with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 \(never answered\)"):
                 await fleet.client.complete("hello")
         assert num_waited(fleet) <= 1, "later it is refused at once"
+
+
+async def test_a_worker_that_is_known_and_has_not_answered_is_waited_for_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has registered, and its machine is busy: nobody else is waited for any more."""
+    monkeypatch.setattr("router.core.GATHER_S", 0.0)
+    monkeypatch.setattr("router.core.DIAL_S", 120.0)
+    worker = await fake_worker("w0").start()
+    await worker.kill()
+    async with running_fleet([]) as fleet:
+        with pytest.raises(Unavailable, match="no worker has registered"):
+            await fleet.client.complete("hello")
+        await fleet.client.register(worker.address)
+        asking = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=4, timeout_s=60))
+        await until(lambda: num_waiting(fleet) == 1, "the request waits")
+        await worker.start(worker.port)
+        await asking
+        await worker.kill()
