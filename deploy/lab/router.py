@@ -33,6 +33,15 @@ _NO_MESSAGE = inference_pb2.GenerateRequest()
 
 
 @dataclass(frozen=True, slots=True)
+class ComingBlocks:
+    """Blocks of prompts that a worker has accepted and not computed yet, as they change."""
+
+    coming: HashArray
+    gone: HashArray
+    """They come no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateReport:
     """What a worker says of itself now and then."""
 
@@ -41,6 +50,8 @@ class StateReport:
     load: Load
     evicted: HashArray
     added: HashArray
+    prompts: ComingBlocks | None = None
+    """None: there is no other router from which prompts could come."""
 
 
 def prepared(name: str, tokens: TokenArray, block_hashes: HashArray) -> PreparedRequest:
@@ -136,6 +147,8 @@ class SimulatedRouter:
                 state.slot, report.incarnation, report.sequence, report.evicted, report.added
             )
             assert in_order, "the lab loses no report"
+            if report.prompts is not None:
+                self.sketch.apply_coming(state.slot, report.prompts.coming, report.prompts.gone)
 
     def check(self) -> None:
         """Raise AssertionError unless the books are at zero, as they are when no request is left."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Literal
 
 import numpy as np
 
 from deploy.lab.clock import VirtualClock
+from deploy.lab.front import SimulatedFront
 from deploy.lab.presets import Preset
 from deploy.lab.router import NAMESPACE, SEED, SimulatedRouter, StateReport, prepared
 from deploy.lab.worker import Gaps, HashArray, Job, SimulatedWorker, Told
@@ -106,6 +107,8 @@ class _Place:
     preset: Preset
     incarnation: Incarnation
     worker: SimulatedWorker | None = None
+    front: SimulatedFront | None = None
+    """None with a single router, which knows all prompts, and where workers tell nothing of their caches."""
     due_s: float | None = None
     """For when its next `end` stands in the agenda."""
     sequence: int = 0
@@ -201,6 +204,8 @@ class Simulation:
         outcome.predicted_tokens = lease.decision.predicted_cached_tokens
         place = self._places[number]
         assert place.worker is not None, "a router chose a worker that is out"
+        if place.front is not None:
+            place.front.accept(uid, hashes)
         place.worker.submit(Job(_submit(uid, request), request.answer.tolist()))
         self._follow(place)
         self._wake(place)
@@ -215,13 +220,13 @@ class Simulation:
     def _follow(self, place: _Place) -> None:
         """After a worker did something: pass on what it told, and note when it is going to do more."""
         assert place.worker is not None
-        self._pass_on(place.worker.told())
+        self._pass_on(place, place.worker.told())
         ends_at_s = place.worker.ends_at_s
         if ends_at_s is not None and ends_at_s != place.due_s:
             self._note(ends_at_s, self._end_step, place)
         place.due_s = ends_at_s
 
-    def _pass_on(self, told: Told) -> None:
+    def _pass_on(self, place: _Place, told: Told) -> None:
         now_s = self._clock.now()
         for uid, cached_tokens in told.admitted:
             request = self._requests[uid]
@@ -235,9 +240,16 @@ class Simulation:
             request = self._requests.pop(uid)
             request.outcome.ended_s = now_s
             _lease_of(request).settle(Verdict.ANSWERED, request.answer)
+            self._over(place, uid)
         for uid, why in told.failed:
             _lease_of(self._requests[uid]).settle(Verdict.ANSWERED)
+            self._over(place, uid)
             self._fail(uid, why)
+
+    def _over(self, place: _Place, uid: int) -> None:
+        """A request has ended. The front hears it after the reports that are on their way to it."""
+        if place.front is not None:
+            self._note(self._clock.now() + self._setup.report_delay_s, place.front.end, uid)
 
     def _fail(self, uid: int, why: str) -> None:
         outcome = self._requests.pop(uid).outcome
@@ -262,17 +274,22 @@ class Simulation:
         self._follow(place)
         place.sequence += len(evicted) > 0 or len(added) > 0
         report = StateReport(incarnation, place.sequence, load, evicted, added)
-        self._note(at_s + self._setup.report_delay_s, self._take_report, (place.number, report))
+        self._note(at_s + self._setup.report_delay_s, self._take_report, (place, report))
         self._note_report(place, at_s + (REPORT_S if worker.uids else HEARTBEAT_S))
 
-    def _take_report(self, sent: tuple[int, StateReport]) -> None:
+    def _take_report(self, sent: tuple[_Place, StateReport]) -> None:
+        place, report = sent
+        if place.front is not None and report.incarnation == place.incarnation:
+            report = replace(report, prompts=place.front.report(report.evicted, report.added))
         for router in self._routers:
-            router.take(*sent)
+            router.take(place.number, report)
 
     def _start(self, place: _Place) -> None:
         place.incarnation = Incarnation(place.incarnation + 1)
         place.worker = SimulatedWorker(place.preset, self._clock, leaps=self._setup.leaps)
         place.sequence = 0
+        if len(self._routers) > 1 and self._setup.truth == "deltas":
+            place.front = SimulatedFront()
         for router in self._routers:
             router.connect(place.number, place.incarnation)
         # Not all workers at the same moment.
@@ -301,7 +318,7 @@ class Simulation:
             place.worker.scheduler.check()
             place.busy_s += place.worker.busy_s
             place.gaps.append(place.worker.gaps)
-            place.worker = None
+            place.worker = place.front = None
 
     def _result(self) -> RunResult:
         gaps = [gaps for place in self._places for gaps in place.gaps]

@@ -10,11 +10,15 @@ O(1) a block, and memory is O(blocks).
 Leases. `_leased` counts the running requests that use a block. A leased block is never dropped to make room. It may
 lose its record meanwhile: the end of the lease is a use and leaves a new one.
 
-Expected blocks. A booked block that was not there before is only expected (`_expected`) until something settles it.
-Without word from the worker the end of the request does: then the block is taken for cached, unless the request was
-never computed and nobody else has booked the block, for then it goes. With word from the worker only a report settles
-it, which must come within GRACE_REPORTS reports of the last lease's end, or the block goes: so a request that failed
-leaves nothing behind. Reports are counted, not seconds: a silent worker loses nothing.
+Coming blocks. With word from it, a worker tells of the prompts that it is going to compute, whoever sent them, and
+their blocks (`_coming`) are kept as leased ones are, until it says that they are cached, or come no more. Only our own
+leases count as users of a block: of the others nobody knows when they end.
+
+Expected blocks. A booked or coming block that was not there before is only expected (`_expected`) until something
+settles it. Without word from the worker the end of its request does: then the block is taken for cached, unless the
+request was never computed and nobody else has booked the block, for then it goes. With word from the worker only a
+report settles it, which must come within GRACE_REPORTS reports of the last lease's end, or the block goes: so a request
+that failed leaves nothing behind. Reports are counted, not seconds: a silent worker loses nothing.
 
 The bound. Without word from the worker it is the modelled capacity, which begins as the reported one, shrinks when a
 receipt shows that blocks were gone which the model still held, and grows back slowly with receipts that agree. With
@@ -60,9 +64,11 @@ class Mirror:
         self._records: deque[tuple[int, array[int]]] = deque()
         self._recorded_blocks = 0
         self._leased: dict[int, int] = {}
+        self._coming: dict[int, None] = {}
+        """What the worker says that it is going to compute, in its order. Empty without word from it."""
         self._reports = 0
         self._expected: dict[int, int] = {}
-        """Block -> number of the report by which it must have come. Means nothing while the block is leased."""
+        """Block -> number of the report by which it must have come. Means nothing while the block is held."""
         self._due: deque[tuple[int, set[int]]] = deque()
         """The same by report: no block is due at a report that is not here."""
         self._reported_blocks = 0
@@ -93,6 +99,10 @@ class Mirror:
     def bound_blocks(self) -> int:
         """How many blocks it holds at most, but for leased ones."""
         return self.modelled_blocks if self.sequence is None else 2 * self.capacity_blocks
+
+    def _is_held(self, block: int) -> bool:
+        """Whether a request that is in flight keeps the block: ours, or one that the worker told of."""
+        return block in self._leased or block in self._coming
 
     def set_capacity(self, capacity_blocks: int) -> None:
         """Take over the capacity that the worker reported. What receipts taught is kept where it still makes sense."""
@@ -163,10 +173,7 @@ class Mirror:
     def abandon(self, blocks: list[int]) -> list[int]:
         """End the lease of a request that was never computed. Returns the blocks that left."""
         self._unlease(blocks)
-        dropped = [block for block in blocks if block in self._expected and block not in self._leased]
-        self._drop(dropped)
-        self._use([block for block in blocks if block in self._last_use])
-        return dropped
+        return self._give_up(blocks)
 
     def trim(self) -> list[int]:
         """Make room down to the bound: least recently used first, deepest first. Returns the blocks that left."""
@@ -189,16 +196,18 @@ class Mirror:
     def replace(self, sequence: int, blocks: list[int]) -> tuple[list[int], list[int]]:
         """The worker's whole list. Returns the blocks that left and those that joined.
 
-        Leased blocks that are not in it stay, as expected ones: their requests are in flight.
+        Leased blocks that are not in it stay, as expected ones: their requests are in flight. What is coming the worker
+        tells anew.
         """
         self.sequence = sequence
+        came, self._coming = self._coming, {}
         reported = dict.fromkeys(blocks)
         self._expected = {block: 0 for block in self._leased if block not in reported}
         self._due.clear()
         dropped = [block for block in self._last_use if block not in reported and block not in self._expected]
         self._drop(dropped)
         self._reported_blocks = len(reported)
-        return dropped, self._use([block for block in reported if block not in self._last_use])
+        return dropped, self._use([block for block in reported if block not in self._last_use or block in came])
 
     def change(self, sequence: int, evicted: list[int], added: list[int]) -> tuple[list[int], list[int]]:
         """One report of the worker, evictions first. Returns the blocks that left and those that joined."""
@@ -206,7 +215,7 @@ class Mirror:
         self._reports += 1
         dropped = []
         for block in evicted:
-            if block in self._leased:
+            if self._is_held(block):
                 # Booked after the worker evicted it: the request computes it anew, and the worker will say so.
                 self._expected[block] = 0
             elif self._last_use.pop(block, None) is not None:
@@ -214,8 +223,24 @@ class Mirror:
                 dropped.append(block)
         new = self._use(added)
         self._settle(added)
+        self._come_no_more(added)
         self._reported_blocks = len(self._last_use) - len(self._expected)
         return dropped, new
+
+    def come(self, blocks: list[int]) -> list[int]:
+        """The worker has accepted prompts of which it has to compute `blocks`. Returns the blocks that joined."""
+        self._tick += 1
+        new = self._missing(blocks)
+        self._last_use.update(dict.fromkeys(new, self._tick))
+        self._expected.update(dict.fromkeys(new, 0))
+        self._coming.update(dict.fromkeys(blocks))
+        return new
+
+    def go(self, blocks: list[int]) -> list[int]:
+        """Those `blocks` come no more, and were not computed. Returns the blocks that left."""
+        gone = [block for block in blocks if block in self._coming]
+        self._come_no_more(gone)
+        return self._give_up(gone)
 
     def expire(self) -> list[int]:
         """Drop what was expected and has not come in time. Returns the blocks that left."""
@@ -223,29 +248,34 @@ class Mirror:
         while self._due and self._due[0][0] <= self._reports:
             due, blocks = self._due.popleft()
             # A later lease has set a later date, or will when it ends.
-            dropped += [block for block in blocks if self._expected.get(block) == due and block not in self._leased]
+            dropped += [block for block in blocks if self._expected.get(block) == due and not self._is_held(block)]
         self._drop(dropped)
         return dropped
 
     def lose_truth(self) -> None:
         """There is no word from the worker from now on: what was expected of ended requests is taken for cached."""
         self.sequence = None
+        self._record([block for block in self._coming if block not in self._leased])
+        self._coming.clear()
         self._expected = {block: 0 for block in self._expected if block in self._leased}
         self._due.clear()
 
     def check(self) -> None:
         """Raise AssertionError when the books do not agree. O(blocks)."""
+        held = self._leased.keys() | self._coming.keys()
         recorded = {block for tick, run in self._records for block in run if self._last_use.get(block) == tick}
         faults = {
-            "a block can never be dropped": self._last_use.keys() - recorded - self._leased.keys(),
+            "a block can never be dropped": self._last_use.keys() - recorded - held,
             "a leased block is missing": self._leased.keys() - self._last_use.keys(),
+            "a coming block is missing": self._coming.keys() - self._last_use.keys(),
+            "a block comes without word from the worker": self._coming.keys() if self.sequence is None else set(),
             "a lease count is not positive": {block for block, count in self._leased.items() if count <= 0},
             "an expected block is missing": self._expected.keys() - self._last_use.keys(),
             "an expected block is never due": self._expected.keys()
-            - self._leased.keys()
+            - held
             - set().union(*(blocks for _, blocks in self._due)),
-            "more blocks than the bound allows": recorded - self._leased.keys()
-            if len(self._last_use) > max(self.bound_blocks, self.leased_blocks)
+            "more blocks than the bound allows": recorded - held
+            if len(self._last_use) > max(self.bound_blocks, len(held))
             else set(),
         }
         for fault, blocks in faults.items():
@@ -298,7 +328,7 @@ class Mirror:
             self._recorded_blocks -= len(run) - len(live)
             if live:
                 looked_at.append((tick, live))
-            free = list(filterfalse(self._leased.__contains__, live))
+            free = list(filterfalse(self._is_held, live))
             going.update(free[max(0, len(free) + len(going) - count) :])
         self._records.extendleft(reversed(looked_at))
         return going
@@ -306,23 +336,36 @@ class Mirror:
     def _take_oldest(self, *, excess: int = 0, until_tick: int = 0) -> list[int]:
         """Drop unleased blocks, oldest first: `excess` of them, and all that were last used up to `until_tick`."""
         dropped: list[int] = []
-        records, last_use, leased, expected = self._records, self._last_use, self._leased, self._expected
+        records, last_use, expected = self._records, self._last_use, self._expected
+        leased, coming = self._leased, self._coming
         while records and (len(dropped) < excess or records[0][0] <= until_tick):
             tick, run = records[0]
             block = run.pop()
             self._recorded_blocks -= 1
             if not run:
                 records.popleft()
-            if last_use.get(block) == tick and block not in leased:
+            if last_use.get(block) == tick and block not in leased and block not in coming:
                 dropped.append(block)
                 del last_use[block]
                 expected.pop(block, None)
+        return dropped
+
+    def _give_up(self, blocks: list[int]) -> list[int]:
+        """Nobody computes `blocks` that nothing else holds: those that are only expected leave, and are returned."""
+        dropped = [block for block in blocks if block in self._expected and not self._is_held(block)]
+        self._drop(dropped)
+        self._use([block for block in blocks if block in self._last_use])
         return dropped
 
     def _drop(self, blocks: Iterable[int]) -> None:
         for block in blocks:
             del self._last_use[block]
             self._expected.pop(block, None)
+
+    def _come_no_more(self, blocks: list[int]) -> None:
+        if self._coming:
+            for block in blocks:
+                self._coming.pop(block, None)
 
     def _settle(self, blocks: list[int]) -> None:
         if self._expected:
@@ -331,7 +374,7 @@ class Mirror:
 
     def _set_due(self, blocks: list[int]) -> None:
         """Give a date to what is expected and no longer leased."""
-        pending = [block for block in blocks if block in self._expected and block not in self._leased]
+        pending = [block for block in blocks if block in self._expected and not self._is_held(block)]
         due = self._reports + GRACE_REPORTS
         self._expected.update(dict.fromkeys(pending, due))
         if self._due and self._due[-1][0] == due:

@@ -13,6 +13,8 @@ The map and the mirrors agree exactly after every call. The truth comes in three
 2. deltas (`apply_delta`): what a worker evicted and added, numbered without gaps;
 3. digests (`apply_digest`): all that a worker holds.
 
+With the last two a worker also tells what it is going to compute for others (`apply_coming`).
+
 Memory is bounded by the capacities of the workers and the prompts of running requests. One thread, the event loop's,
 owns it.
 """
@@ -32,6 +34,8 @@ from router.index.mirror import Mirror
 
 HashArray = npt.NDArray[np.uint64]
 DepthArray = npt.NDArray[np.intp]
+
+NO_BLOCKS: HashArray = np.empty(0, dtype=np.uint64)
 
 
 class Sketch:
@@ -210,6 +214,19 @@ class Sketch:
         self._apply(slot, mirror.change(sequence, evicted.tolist(), added.tolist()))
         self._clear(slot, mirror.expire())
         return True
+
+    def apply_coming(self, slot: int, coming: HashArray, gone: HashArray = NO_BLOCKS) -> None:
+        """What the worker is going to compute for prompts that it has accepted, and what of that comes no more.
+
+        A block that it adds (`apply_delta`) is not coming any more, and after a digest nothing is: tell all anew. Does
+        nothing while the worker's reports are not to be relied on.
+        """
+        mirror = self._mirror(slot)
+        if mirror.sequence is None or not len(coming) + len(gone):
+            return
+        self._clear(slot, mirror.go(gone.tolist()))
+        self._mark(slot, mirror.come(coming.tolist()))
+        self._clear(slot, mirror.trim())
 
     def lose_truth(self, slot: int) -> None:
         """The stream of reports broke off; until the next digest the sketch has only its own record."""

@@ -107,9 +107,12 @@ class StateIntake:
         if update.WhichOneof("prefix") == "digest":
             digest = _hashes(update.digest.block_hashes)
             sketch.apply_digest(state.slot, update.incarnation, update.sequence, digest)
-            return True
-        evicted, added = _hashes(update.delta.evicted), _hashes(update.delta.added)
-        return sketch.apply_delta(state.slot, update.incarnation, update.sequence, evicted, added)
+        else:
+            evicted, added = _hashes(update.delta.evicted), _hashes(update.delta.added)
+            if not sketch.apply_delta(state.slot, update.incarnation, update.sequence, evicted, added):
+                return False
+        sketch.apply_coming(state.slot, _hashes(update.coming), _hashes(update.gone))
+        return True
 
 
 def _hashes(data: bytes) -> npt.NDArray[np.uint64]:

@@ -12,6 +12,7 @@ import pytest
 from loadtest.workloads import Arrival, SharedPrefix, ceiling
 from radixfleet.client import Client
 from router.app import Router, running_router
+from tests.support.fake_engine import FakeEngine
 from tests.support.router_fixture import NO_RETRY, settings
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_runner, sim_worker
@@ -100,6 +101,38 @@ async def test_what_one_router_sends_is_seen_by_the_other_within_an_event_period
         await until(lambda: running(second) == 0)
         assert reports(second) - before <= FEW_REPORTS
         await until(lambda: running(first) == 0 and blocks(first) == blocks(second))
+
+
+async def test_a_prompt_that_one_router_has_placed_is_known_to_the_other_before_it_is_computed() -> None:
+    """Behaviour 51: so both send what shares it to the same worker. When it is given up, both know that, too.
+
+    The engines compute nothing: all that the second router knows is what the worker has accepted.
+    """
+    engines = [FakeEngine(), FakeEngine()]
+    async with AsyncExitStack() as stack:
+        fleet = [
+            await stack.enter_async_context(sim_worker(engine=engine, serving=False, worker_id=f"w{index}"))
+            for index, engine in enumerate(engines)
+        ]
+        for engine in engines:
+            engine.become_ready()
+        (_, client), (second, other) = await stack.enter_async_context(routers(2, fleet))
+        prompt = [number % 250 for number in range(640)]
+        asking = [asyncio.create_task(client.complete(prompt))]
+        await until(lambda: sum(blocks(second)) == 10)
+        assert reported(fleet) == [0, 0]
+        (home,) = (engine for engine in engines if engine.submits)
+        asking += [asyncio.create_task(other.complete([*prompt, number])) for number in range(3)]
+        await until(lambda: len(home.submits) == 4)
+        for each in asking:
+            each.cancel()
+        await until(lambda: len(home.aborted_uids) == 4)
+
+        def is_forgotten() -> bool:
+            home.report()
+            return sum(blocks(second)) == 0
+
+        await until(is_forgotten)
 
 
 async def test_load_that_another_router_booked_turns_requests_away() -> None:

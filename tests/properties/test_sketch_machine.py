@@ -1,8 +1,8 @@
 """The sketch against a plain model: one exact set for each worker, every rule written out the slow way.
 
 Prompts are chains over two letters, at most five blocks deep, so that they share prefixes all the time. Workers hold a
-few blocks, restart, leave and come back; what they report is arbitrary, and sometimes missing; requests end in either
-way, in any order.
+few blocks, restart, leave and come back; what they report is arbitrary, and sometimes missing, and so is what they say
+is coming; requests end in either way, in any order.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ class ModelWorker:
     leases: list[list[str]] = field(default_factory=list)
     due: dict[str, float] = field(default_factory=dict)
     """Expected block -> number of the report by which it must come."""
+    coming: dict[str, None] = field(default_factory=dict)
     reported: int = 0
     """Blocks held at the last report."""
     to_begin: list[tuple[BlockLease, int]] = field(default_factory=list)
     """Leases that have not begun, each with the blocks that it brought."""
+
+    def held(self, block: str) -> bool:
+        return self.leased(block) or block in self.coming
 
     def leased(self, block: str) -> bool:
         return any(block in lease for lease in self.leases)
@@ -61,7 +65,7 @@ class ModelWorker:
 
     def by_use(self) -> list[str]:
         """What may be dropped, in this order."""
-        return sorted((name for name in self.used if not self.leased(name)), key=lambda name: self.used[name])
+        return sorted((name for name in self.used if not self.held(name)), key=lambda name: self.used[name])
 
     def going(self, known: list[str]) -> set[str]:
         """Blocks that are gone when the worker begins a request of whose prompt `known` is there."""
@@ -103,15 +107,36 @@ class ModelWorker:
         else:
             self.due |= dict.fromkeys(new, float("inf"))
             for name in names + output:
-                if name in self.due and not self.leased(name):
+                if name in self.due and not self.held(name):
                     self.due[name] = self.reports + GRACE_REPORTS
         self.trim()
 
     def abandon(self, names: list[str]) -> None:
         self.leases.remove(names)
-        self.drop([name for name in names if name in self.due and not self.leased(name)])
-        self.use([name for name in names if name in self.used])
+        self.give_up(names)
         self.trim()
+
+    def give_up(self, names: list[str]) -> None:
+        self.drop([name for name in names if name in self.due and not self.held(name)])
+        self.use([name for name in names if name in self.used])
+
+    def tell(self, coming: list[str], gone: list[str]) -> None:
+        if self.sequence is None or not coming + gone:
+            return
+        left = [name for name in gone if name in self.coming]
+        self.come_no_more(left)
+        self.give_up(left)
+        self.clock += 1
+        for name in coming:
+            if name not in self.used:
+                self.used[name] = (self.clock, 0)
+                self.due[name] = float("inf")
+        self.coming |= dict.fromkeys(coming)
+        self.trim()
+
+    def come_no_more(self, names: list[str]) -> None:
+        for name in names:
+            self.coming.pop(name, None)
 
     def receipt(self, missing: int, settled: int) -> None:
         if missing <= 0:
@@ -124,9 +149,10 @@ class ModelWorker:
 
     def digest(self, sequence: int, names: list[str]) -> None:
         self.sequence = sequence
+        came, self.coming = self.coming, {}
         self.due = {name: float("inf") for lease in self.leases for name in lease if name not in names}
         self.used = {name: use for name, use in self.used.items() if name in names or name in self.due}
-        self.use([name for name in names if name not in self.used])
+        self.use([name for name in names if name not in self.used or name in came])
         self.reported = len(names)
         self.trim()
 
@@ -134,19 +160,22 @@ class ModelWorker:
         self.sequence = sequence
         self.reports += 1
         for name in evicted:
-            if self.leased(name):
+            if self.held(name):
                 self.due[name] = float("inf")
             else:
                 self.drop([name])
         self.use(added)
         for name in added:
             self.due.pop(name, None)
+        self.come_no_more(added)
         self.reported = len(self.used) - len(self.due)
         self.trim()
-        self.drop([name for name, due in self.due.items() if due <= self.reports and not self.leased(name)])
+        self.drop([name for name, due in self.due.items() if due <= self.reports and not self.held(name)])
 
     def lose_truth(self) -> None:
         self.sequence = None
+        self.use([name for name in self.coming if not self.leased(name)])
+        self.coming = {}
         self.due = {name: due for name, due in self.due.items() if self.leased(name)}
         self.trim()
 
@@ -274,6 +303,12 @@ class SketchMachine(RuleBasedStateMachine):
         sequence = worker.sequence + bool(evicted or added)
         assert self.sketch.apply_delta(slot, worker.incarnation or 0, sequence, blocks(*evicted), blocks(*added))
         worker.delta(sequence, evicted, added)
+
+    @rule(pick=PICKS, coming=BLOCK_SETS, gone=BLOCK_SETS)
+    def coming(self, pick: int, coming: list[str], gone: list[str]) -> None:
+        slot, worker = self._pick(pick)
+        self.sketch.apply_coming(slot, blocks(*coming), blocks(*gone))
+        worker.tell(coming, gone)
 
     @rule(pick=PICKS, count=st.integers(1, GRACE_REPORTS))
     def heartbeats(self, pick: int, count: int) -> None:

@@ -10,7 +10,7 @@ is joined into one Delta, so it is bounded by max_new_tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from radixfleet import convert
@@ -88,11 +88,12 @@ class Generation:
         generated_tokens: int,
         arrived_s: float,
         trace: RequestTrace,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Begins to read at once, so it needs a running event loop.
 
         `generated_tokens`: of the answer, that the client has already. `arrived_s`: when the request came.
-        `trace` is ended with it.
+        `trace` is ended with it. `on_end` is called once, when it has an outcome.
         """
         self.identity = identity
         self.outcome: Outcome | None = None
@@ -103,6 +104,7 @@ class Generation:
         """Of the completions that have finished."""
         self._observer = observer
         self._trace = trace
+        self._on_end = on_end
         self._arrived_s = arrived_s
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
@@ -249,6 +251,7 @@ class Generation:
         if self.outcome is not None:
             return
         self.outcome = outcome
+        self._on_end()
         now_s = self._observer.clock.now()
         self._observer.metrics.ended(outcome, now_s - self._arrived_s)
         self._trace.ended(

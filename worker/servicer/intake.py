@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
@@ -74,6 +75,10 @@ class Prepared:
             prompt_logprobs=sampling.prompt_logprobs,
             children=tuple(Child(*child) for child in zip(uids[1:], seeds[1:], strict=True)),
         )
+
+    def block_hashes(self) -> npt.NDArray[np.uint64]:
+        """Of the prompt's whole routing blocks."""
+        return blocks.chain_hashes(blocks.seed_hash(self.namespace), self.tokens)
 
     def _edits(self) -> LogitEdits | None:
         sampling = self.sampling

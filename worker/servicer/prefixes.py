@@ -6,7 +6,7 @@ sequence number. One mirror an incarnation. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,11 @@ class PrefixMirror:
 
     def __len__(self) -> int:
         return len(self._blocks)
+
+    @property
+    def blocks(self) -> Set[int]:
+        """What was cached as of `sequence`. One object, which follows."""
+        return self._blocks
 
     def apply(self, evicted: Hashes, added: Hashes) -> None:
         """Take a report of the engine; its evictions come first."""

@@ -4,16 +4,17 @@ The engine reports; this folds the reports into updates, at most one about every
 numbers the changes of the prefixes. All watchers get the same updates, so each of them sees the numbers without a gap;
 one that comes late, falls behind, or sees a new incarnation gets a digest instead.
 
-    engine --Report, StateChange--> StateFeed --StateUpdate--> Watcher, Watcher, ...   (routers)
-    requests --LeaseEvent-------------^   `--status--> health, metrics
+    engine --Report, StateChange------> StateFeed --StateUpdate--> Watcher, Watcher, ...   (routers)
+    requests --prompts, LeaseEvent-------^   `--status--> health, metrics
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Self
 
 import structlog
@@ -24,7 +25,8 @@ from radixfleet.v1 import worker_pb2
 from worker.core.messages import Report
 from worker.engine.handle import EngineHandle, Notice, StateChange
 from worker.metrics import WorkerMetrics
-from worker.servicer.prefixes import PrefixChange, PrefixMirror
+from worker.servicer.prefixes import Hashes, PrefixMirror
+from worker.servicer.prompts import ComingPrompts
 from worker.servicer.totals import TotalsKeeper
 
 UPDATE_S = 0.1
@@ -94,7 +96,7 @@ class StateFeed:
         self._draining = False
         self._status = self._current_status()
         self._incarnation = engine.incarnation
-        self._prefixes = PrefixMirror()
+        self._forget_prefixes()
         self._totals = TotalsKeeper()
         self._lease_events: list[worker_pb2.LeaseEvent] = []
         self._watchers: set[Watcher] = set()
@@ -152,6 +154,13 @@ class StateFeed:
         self._draining = False
         self._update_status()
 
+    def accepted(self, block_hashes: Hashes) -> Callable[[], None]:
+        """A request with these prompt blocks was submitted: tell what is coming. Call what it returns at its end."""
+        prompts = self._prompts
+        blocks = prompts.accept(block_hashes)
+        self._changed.set()
+        return partial(prompts.end, blocks)
+
     def lease_event(self, event: worker_pb2.LeaseEvent) -> None:
         """Tell the watchers what became of a leased request."""
         self._lease_events.append(event)
@@ -190,7 +199,7 @@ class StateFeed:
         if restarted:
             self._metrics.engine_lost()
             self._incarnation = change.incarnation
-            self._prefixes = PrefixMirror()
+            self._forget_prefixes()
             self._totals.restart()
         self._update_status(restarted=restarted)
 
@@ -199,7 +208,12 @@ class StateFeed:
         self._metrics.evicted(len(report.evicted_blocks))
         self._metrics.memory(report.step_limits, report.advice)
         self._prefixes.apply(report.evicted_blocks, report.added_blocks)
+        self._prompts.reported()
         self._changed.set()
+
+    def _forget_prefixes(self) -> None:
+        self._prefixes = PrefixMirror()
+        self._prompts = ComingPrompts(self._prefixes.blocks)
 
     def _current_status(self) -> WorkerStatus:
         status = self._engine.status
@@ -232,17 +246,19 @@ class StateFeed:
     def _publish(self) -> None:
         """Send every watcher what has changed since the last update."""
         self._changed.clear()
-        change = self._prefixes.commit()
-        update = self._update(change)
+        update = self._update()
         for watcher in self._watchers:
             if watcher.behind:
                 watcher.restart(self._digest(update.lease_events))
             else:
                 watcher.put(update)
 
-    def _update(self, change: PrefixChange | None) -> worker_pb2.StateUpdate:
-        """The state now, with a change of the prefixes and the lease events since the last update."""
+    def _update(self) -> worker_pb2.StateUpdate:
+        """The state now, with the changes of the prefixes and the lease events since the last update."""
+        change = self._prefixes.commit()
+        prompts = self._prompts.commit(change)
         update = self._state()
+        update.coming, update.gone = prompts.coming, prompts.gone
         if change is not None:
             update.delta.evicted, update.delta.added = change.evicted, change.added
         update.lease_events.extend(self._lease_events)
@@ -253,6 +269,7 @@ class StateFeed:
         """The state now, with all prefixes as of the last update."""
         update = self._state()
         update.digest.block_hashes = self._prefixes.digest()
+        update.coming = self._prompts.whole()
         update.lease_events.extend(lease_events)
         return update
 

@@ -499,12 +499,23 @@ class StateUpdate(_message.Message):
     LEASE_EVENTS_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
     TOTALS_FIELD_NUMBER: _builtins.int
+    COMING_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     """Counts prefix changes within an incarnation: a delta carries the digest's number plus one, and so on. An update
     without a prefix change repeats the last number.
     """
     status: Global___WorkerStatus.ValueType
+    coming: _builtins.bytes
+    """Blocks that the worker is going to compute, of prompts that it has accepted: what one router has sent, others cannot
+    know. 64-bit block hashes, little-endian. With a digest all of them; else what is coming since the last update. A
+    block that is added is not coming any more. Workers with a single watcher leave it out.
+    """
+    gone: _builtins.bytes
+    """Those that come no more and were not computed: their requests ended before. They apply after the delta and before
+    `coming`.
+    """
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
@@ -540,10 +551,12 @@ class StateUpdate(_message.Message):
         lease_events: _abc.Iterable[Global___LeaseEvent] | None = ...,
         advice: _abc.Iterable[_builtins.str] | None = ...,
         totals: Global___Totals | None = ...,
+        coming: _builtins.bytes = ...,
+        gone: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "delta", b"delta", "digest", b"digest", "load", b"load", "prefix", b"prefix", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "capacity", b"capacity", "delta", b"delta", "digest", b"digest", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "capacity", b"capacity", "coming", b"coming", "delta", b"delta", "digest", b"digest", "gone", b"gone", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prefix: _TypeAlias = _typing.Literal["digest", "delta"]  # noqa: Y015
     _WhichOneofArgType_prefix: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015

@@ -199,6 +199,39 @@ class TestReports:
         assert figures(results["deltas"]).hit_rate == figures(results["receipts"]).hit_rate
 
 
+class TestSeveralRouters:
+    def test_one_knows_what_another_has_sent_before_it_is_computed(self) -> None:
+        """Behaviour 51: a worker with work for seconds; what the second router cannot know it is told."""
+        waiting = shared(groups=40, per_group=1, prefix=8_000, new=1, rate=None)
+        late = [Arrival(1.0, each.runs, each.max_new_tokens, each.answer, each.source) for each in waiting]
+        policy = _Matches()
+        setup = Setup(fleet(1, kv_tokens=1_000_000), num_routers=2)
+        result = Simulation(policy, setup, prepare(waiting + late)).run()
+        started_s = [outcome.started_s for outcome in result.outcomes[:40]]
+        assert sum(at_s > 1.0 for at_s in started_s) > 20, "most are not even begun when the others come"
+        assert policy.matched[40:] == [126] * 40
+
+    def test_routers_without_word_from_the_workers_are_told_nothing(self) -> None:
+        policy = _Matches()
+        waiting = shared(groups=4, per_group=1, prefix=8_000, new=1, rate=None)
+        setup = Setup(fleet(1, kv_tokens=1_000_000), num_routers=2, truth="receipts")
+        Simulation(policy, setup, prepare(waiting)).run()
+        assert policy.matched == [0] * 4
+
+
+class _Matches:
+    """Notes what is thought to be on worker 0, and sends every request there."""
+
+    name = "first"
+
+    def __init__(self) -> None:
+        self.matched: list[int] = []
+
+    def rank(self, request: RequestView, workers: list[WorkerView], random: Random) -> Ranking:
+        self.matched.append(int(request.matched_blocks[0]))
+        return Ranking(0, "only", {worker.slot: 0.0 for worker in workers})
+
+
 def test_many_events_at_one_moment() -> None:
     """Arrivals on the grid of the reports."""
     arrivals = [

@@ -197,3 +197,32 @@ def test_the_worker_s_advice_is_that_of_its_last_report() -> None:
     assert taking.advice == ("fewer requests",)
     taking.delta(2, [])
     assert taking.advice == ()
+
+
+def test_what_is_coming_counts_until_it_comes_or_goes() -> None:
+    """Behaviour 51: with a digest all of it, then changes, which apply after the delta."""
+    taking = Taking()
+    taking.digest(5, *BLOCKS[:1], coming=packed(*BLOCKS[1:4]))
+    assert taking.depth == 4
+    taking.delta(6, BLOCKS[1:2], coming=packed(*BLOCKS[4:6]))
+    assert taking.depth == 6
+    taking.take(6, gone=packed(*BLOCKS[1:6]))
+    assert taking.depth == 2, "the block that was added stays"
+    taking.digest(7, *BLOCKS[:3])
+    assert taking.depth == 3, "nothing is coming any more"
+
+
+@pytest.mark.parametrize("fields", [{"block_scheme": 99}, {"block_tokens": 128}])
+def test_blocks_of_another_scheme_are_not_coming(fields: dict[str, int]) -> None:
+    taking = Taking(**fields)
+    taking.digest(5, coming=packed(*BLOCKS))
+    taking.take(5, coming=packed(*BLOCKS))
+    assert taking.depth == 0
+
+
+def test_without_the_truth_nothing_is_coming() -> None:
+    """A worker of another dialect, and one of whose reports one is missing."""
+    taking = Taking()
+    taking.digest(5, coming=packed(*BLOCKS[:2]))
+    assert taking.take(7, coming=packed(*BLOCKS[2:4])) is Next.RESYNC
+    assert taking.depth == 2

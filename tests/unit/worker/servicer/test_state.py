@@ -17,13 +17,12 @@ from radixfleet.types import FinishReason, Load, WorkerStatus
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, generate, request
 from tests.support.fake_engine import READY, FakeEngine
+from tests.support.state_reader import Reader, Update, unpack
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 from worker.metrics import BuildInfo, WorkerMetrics
 from worker.servicer.state import StateFeed
-
-Update = worker_pb2.StateUpdate
 
 
 @pytest.fixture
@@ -41,46 +40,6 @@ async def worker(engine: FakeEngine) -> AsyncIterator[Worker]:
 async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
     async with open_channel(worker.address) as opened:
         yield opened
-
-
-class Reader:
-    """Reads a state stream and applies it as a router does."""
-
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self.call = worker_pb2_grpc.WorkerStub(channel).WatchState(worker_pb2.WatchStateRequest(watcher="test"))
-        self.blocks: set[int] = set()
-        self.sequence = -1
-        self.incarnation = 0
-        self.digests = 0
-        self.leases: list[tuple[str, str]] = []
-
-    async def next(self) -> Update:
-        update = await self.call.read()
-        assert update is not grpc.aio.EOF
-        for event in update.lease_events:
-            phase = worker_pb2.LeaseEvent.Phase.Name(event.phase).removeprefix("PHASE_")
-            self.leases.append((event.lease_id, phase))
-        if update.WhichOneof("prefix") == "digest":
-            self.digests += 1
-            self.blocks = set(unpack(update.digest.block_hashes))
-        else:
-            assert update.incarnation == self.incarnation, "a new incarnation begins with a digest"
-            assert update.sequence == self.sequence + update.HasField("delta"), "no gap"
-            self.blocks -= set(unpack(update.delta.evicted))
-            self.blocks |= set(unpack(update.delta.added))
-        self.sequence, self.incarnation = update.sequence, update.incarnation
-        return update
-
-    async def until(self, condition: Callable[[Update], bool]) -> Update:
-        async with asyncio.timeout(5):
-            while True:
-                update = await self.next()
-                if condition(update):
-                    return update
-
-
-def unpack(data: bytes) -> list[int]:
-    return np.frombuffer(data, dtype="<u8").tolist()
 
 
 def has_status(status: worker_pb2.WorkerStatus.ValueType) -> Callable[[Update], bool]:
