@@ -1,9 +1,9 @@
 """Hit rates with one router and with two in front of the same workers: real processes, real time.
 
-python tests/bench/bench_two_routers.py [--workers 4] [--requests 200] [--seeds 1,2]
+python tests/bench/bench_two_routers.py [--workers 4] [--requests 200] [--seeds 1,2] [--workloads working-set-1.5]
 
 The workers pretend to be GPUs. For each seed the same requests go to one router, and then, with empty caches, to two in
-turn; each of the two knows of the other's requests only by what the workers report. The lab does the same in virtual
+turn; each of the two knows of the other's requests only by what the workers tell. The lab does the same in virtual
 time: `radixfleet lab --routers 1,2`.
 """
 
@@ -50,11 +50,15 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=2.0, help="requests a second and worker")
     parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
     options = parser.parse_args()
-    asyncio.run(_compare(options.workers, options.requests, options.rate, list(map(int, options.seeds.split(",")))))
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    asyncio.run(_compare(options.workers, options.requests, options.rate, seeds, options.workloads.split(",")))
 
 
-async def _compare(num_workers: int, requests: int, rate: float, seeds: Sequence[int]) -> None:
+async def _compare(
+    num_workers: int, requests: int, rate: float, seeds: Sequence[int], workloads: Sequence[str]
+) -> None:
     with Told(Console(stderr=True)) as tell:
         async with simulated_fleet("min_cost", num_workers, KV_TOKENS, tell) as fleet:
             tell.pause()
@@ -64,7 +68,7 @@ async def _compare(num_workers: int, requests: int, rate: float, seeds: Sequence
             try:
                 routers = [fleet.endpoint, await second.address()]
                 await _see_all(routers[1], num_workers)
-                for workload in WORKLOADS:
+                for workload in workloads:
                     demands = [Demand(workload, requests, rate * num_workers, lengths=0.5, seed=seed) for seed in seeds]
                     await _compare_on(demands, routers, workers)
             finally:
