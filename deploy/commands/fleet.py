@@ -226,9 +226,16 @@ def _order(address: str, wait: bool, timeout_s: float, method: str, *arguments: 
         with connected(address):
             cluster = Cluster()
             cluster.order(method, *arguments, **options)
-            if not wait or _await(cluster, progress, timeout_s, _is_done):
+            if not wait:
+                console.print("the supervisor knows; watch it: radixfleet fleet status")
                 return 0
-            return _late(console, cluster.status(), timeout_s)
+            done = _await(cluster, progress, timeout_s, _is_done)
+            status = cluster.status()
+        progress.pause()
+        if not done:
+            return _late(console, status, timeout_s)
+        console.print(f"done    {_summary(status)}", markup=False)
+        return 0
 
 
 def _is_done(status: dict[str, Any]) -> bool:

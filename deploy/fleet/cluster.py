@@ -15,7 +15,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, Ray
 from deploy.fleet.ray_store import RayStore
 from deploy.fleet.reach import reach
 from deploy.fleet.spec import HEAD, NAMESPACE, SUPERVISOR
-from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
+from radixfleet.errors import DeadlineExceeded, InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.settings import SettingsError
 
 _ORDER_S = 120.0
@@ -104,11 +104,14 @@ class Cluster:
                 raise
 
     def node_id(self, name: str) -> str:
-        """Of a node, by the beginning of its id or by its address. Raises Unavailable."""
+        """Of a node, by the beginning of its id or by its address. Raises InvalidRequest."""
         found = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _is_called(node, name)]
         if len(found) != 1:
-            names = ", ".join(f"{node['NodeID'][:12]} ({node['NodeManagerAddress']})" for node in ray.nodes())
-            raise Unavailable(f"{len(found)} nodes are called {name!r}; there are: {names}")
+            many = f"{len(found)} nodes are" if found else "no node is"
+            names = ", ".join(
+                f"{node['NodeID'][:12]} ({node['NodeManagerAddress']})" for node in ray.nodes() if node["Alive"]
+            )
+            raise InvalidRequest(f"{many} called {name!r}; there are: {names}")
         return str(found[0])
 
     def _supervisor(self) -> Any:

@@ -21,6 +21,7 @@ from radixfleet.membership import WORKER_SLOT
 from radixfleet.settings import SettingsError, check, complaint, nearest
 from router.config import RouterSettings
 from worker.config import WorkerSettings
+from worker.model.sources import DEMO
 
 HEAD = "node:__internal_head__"
 """Ray's resource of the head node."""
@@ -162,7 +163,7 @@ def parse_spec(text: str, origin: str = "fleet.yaml") -> FleetSpec:
     try:
         content = _OnceOnly(text).get_single_data()
     except yaml.YAMLError as error:
-        raise SettingsError(f"{origin} is not YAML: {' '.join(str(error).split())}") from None
+        raise SettingsError(f"{origin} is not YAML: {_yaml_fault(error)}") from None
     if not isinstance(content, dict):
         raise SettingsError(
             f"{origin} must hold the keys routers and models: `radixfleet fleet init` prints an example"
@@ -183,8 +184,10 @@ def read_spec(path: Path) -> FleetSpec:
     """The fleet of a file. Raises SettingsError."""
     try:
         return parse_spec(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"cannot read {path}: {error}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not UTF-8 text") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def check_for_ray(spec: FleetSpec, origin: str) -> None:
@@ -193,6 +196,13 @@ def check_for_ray(spec: FleetSpec, origin: str) -> None:
         raise SettingsError(
             f"processes in routers.settings of {origin} is of no use on Ray: give the fleet routers.count"
         )
+    for name, model in spec.models.items():
+        given = str(model.settings.get("model", DEMO))
+        if given != DEMO and not Path(given).expanduser().is_absolute():
+            raise SettingsError(
+                f"model in models.{name}.settings of {origin} must be a path from the root, for it is read on the "
+                f"nodes of its workers; got {given!r}"
+            )
     users: dict[int, str] = {}
     for index in range(spec.routers.count):
         for name, port in _ports(spec.router_settings(index)):
@@ -250,7 +260,16 @@ def _fault(fault: Mapping[str, Any], origin: str) -> str:
     if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
         known = ", ".join(_keys_beside([*parents, name])) or "`name: value` lines"
         return f"{path} in {origin} must hold {known}; got {fault['input']!r}"
-    return f"{path} in {origin} {complaint(cast(Any, fault))}"
+    is_of_several = isinstance(fault["input"], dict)  # then the complaint begins with one of them
+    return f"{path} in {origin}{':' if is_of_several else ''} {complaint(cast(Any, fault))}"
+
+
+def _yaml_fault(error: yaml.YAMLError) -> str:
+    """In one line, the place first."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
 
 
 def _keys_beside(parents: list[str]) -> list[str]:

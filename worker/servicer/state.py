@@ -103,6 +103,8 @@ class StateFeed:
         self._changed = asyncio.Event()
         self._status_changed = asyncio.Event()
         """Set, and replaced, at each change."""
+        self.trouble = ""
+        """Why the engine has failed, in words; empty: it has not."""
         self._gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> Self:
@@ -188,6 +190,7 @@ class StateFeed:
             self._on_report(notice)
 
     def _on_state_change(self, change: StateChange) -> None:
+        self.trouble = change.message if change.status is WorkerStatus.FAILED else ""
         if change.status is WorkerStatus.FAILED:
             _log.error("the engine failed", reason=change.message, final=change.final)
             if change.final and not self._gave_up.done():

@@ -27,14 +27,15 @@ def test_a_number_of_workers_stands_for_both_bounds():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("models: [", "is not YAML"),
+        ("models: [", "fleet.yaml is not YAML: line 1, column 10: expected the node content"),
+        ("\tmodels: 3", "is not YAML: line 1, column 1: found character '\\t' that cannot start any token"),
         ("", "`radixfleet fleet init` prints an example"),
         ("{}", "models is missing"),
         ("routers: {}", "models is missing"),
         ("modles: {}", "did you mean models?"),
         (one_model(scalin="{}"), "unknown key models.m.scalin in fleet.yaml; did you mean scaling?"),
         (one_model(scaling="{up_after: 3}"), "did you mean up_after_s"),
-        (one_model(workers="{min: 3, max: 2}"), "min must not be above max"),
+        (one_model(workers="{min: 3, max: 2}"), "models.m.workers in fleet.yaml: min must not be above max"),
         (one_model(workers="{min: 0, max: 2}"), "min must be at least 1"),
         (one_model(workers="many"), "must hold min, max; got 'many'"),
         (one_model(workers="true"), "must hold min, max"),
@@ -69,6 +70,19 @@ def test_every_fault_is_told_at_once():
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     with pytest.raises(SettingsError, match=r"cannot read .*none\.yaml"):
         read_spec(tmp_path / "none.yaml")
+    (tmp_path / "picture.yaml").write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(SettingsError, match=r"picture\.yaml is not UTF-8 text"):
+        read_spec(tmp_path / "picture.yaml")
+
+
+@pytest.mark.parametrize("model", ["./Qwen3-0.6B", "Qwen3-0.6B", "models/x.gguf"])
+def test_on_a_cluster_a_model_is_named_from_the_root(model):
+    """It is read where a worker runs, and not where the command is: there it was never found, and tried for ever."""
+    spec = parse_spec(one_model(f"{{model: {model}}}"))
+    with pytest.raises(SettingsError, match=r"model in models\.m\.settings of f must be a path from the root"):
+        check_for_ray(spec, "f")
+    for known in ("demo", "/models/Qwen3-0.6B", "~/models/Qwen3-0.6B"):
+        check_for_ray(parse_spec(one_model(f"{{model: {known}}}")), "f")
 
 
 def test_the_environment_of_the_operator_does_not_judge_settings_of_the_nodes(monkeypatch):

@@ -221,7 +221,10 @@ async def test_waiting_for_another_status(engine: FakeEngine, worker: Worker) ->
     assert await waiting is WorkerStatus.SERVING
     worker.feed.drain()
     assert worker.feed.status is WorkerStatus.DRAINING
+    assert worker.feed.trouble == ""
     engine.crash()
     assert worker.feed.status is WorkerStatus.FAILED
+    assert worker.feed.trouble == "killed", "for the status of fleets on Ray"
     engine.restart()
+    assert worker.feed.trouble == ""
     assert worker.feed.status is WorkerStatus.DRAINING, "a drained worker does not come back"
