@@ -39,6 +39,7 @@ class Columns:
         self._least_requests: float | None = None
         self._least_room: float | None = None
         self._most_fill: float | None = None
+        self._most_place: float | None = None
         self._crowding: FloatArray | None = None
 
     def __len__(self) -> int:
@@ -57,6 +58,13 @@ class Columns:
         if self._least_room is None:
             self._least_room = float(self.room.min())
         return self._least_room
+
+    @property
+    def most_place(self) -> float:
+        """Tokens of the longest prompt that could run at once on some worker."""
+        if self._most_place is None:
+            self._most_place = float(self.place.max())
+        return self._most_place
 
     @property
     def crowding(self) -> FloatArray:
@@ -91,6 +99,7 @@ class Columns:
         self._least_requests = _least(least, old.requests_in_flight, row[1])
         self._least_room = _least(self._least_room, float(self.room[position]), row[4])
         self._most_fill = _most(self._most_fill, old.cache_fill, row[3])
+        self._most_place = _most(self._most_place, float(self.place[position]), row[5])
         if self._least_requests is None or self._least_requests != least:
             self._crowding = None
         elif self._crowding is not None:
@@ -155,7 +164,7 @@ class FleetView(Sequence[WorkerView]):
     def is_saturated(self, prompt_tokens: int) -> bool:
         """Whether some worker serves, and the request would wait on every one that does."""
         columns = self.columns
-        if not len(columns) or (columns.place >= prompt_tokens).any():
+        if not columns.count or columns.most_place >= prompt_tokens:
             return False
         return bool((columns.room > _NEVER).any())
 

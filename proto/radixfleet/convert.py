@@ -7,12 +7,13 @@ with the path of the field as the .proto names it.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from radixfleet.errors import InvalidRequest
@@ -123,7 +124,7 @@ def check_tokens(tokens: TokenArray, *, vocab_size: int, field: str = "prompt") 
     """Refuse a prompt without tokens, and ids that the model does not have."""
     if not len(tokens):
         raise InvalidRequest(f"{field} has no tokens", field=field)
-    highest = int(tokens.max())
+    highest = int(tokens[tokens.argmax()])  # `max` takes twice as long
     if highest >= vocab_size:
         raise InvalidRequest(f"{field} holds token id {highest}, but the model's end at {vocab_size - 1}", field=field)
 
@@ -204,17 +205,22 @@ def usage(message: inference_pb2.Usage) -> Usage:
 
 def _fields(value: Any) -> dict[str, Any]:
     """The fields of a value whose message has the same names."""
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
 
 
 def _value(kind: type[ValueT], message: Message) -> ValueT:
-    fields = {field.name: getattr(message, field.name) for field in dataclasses.fields(kind)}
-    return kind(
-        **{
-            name: tuple(item) if isinstance(item, Sequence) and not isinstance(item, str) else item
-            for name, item in fields.items()
-        }
-    )
+    """By what is known of the classes already: twenty times a second each worker reports."""
+    fields = {name: getattr(message, name) for name in kind.__dataclass_fields__}
+    for name in _repeated(message.DESCRIPTOR):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    return kind(**fields)
+
+
+@cache
+def _repeated(kind: Descriptor) -> tuple[str, ...]:
+    """The fields of a message that hold many values."""
+    return tuple(field.name for field in kind.fields if field.is_repeated)
 
 
 _FINISH_TO_PB: Mapping[FinishReason, inference_pb2.FinishReason.ValueType] = {

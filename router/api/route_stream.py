@@ -1,11 +1,12 @@
 """One stream of `Fleet.RouteStream`: the requests of a client that streams from the workers itself.
 
     message of the client --> _take: each ask is routed at once, or by a task of its own --> _answers
-    _answers --> _flush: messages, each with all that is ready
+    _answers --> _flush, a task: messages, each with all that is ready
 
 A call of gRPC costs the router some 140 us of CPU; a message of a stream costs 20, for all that is in it. Most asks
-are answered in the turn of the event loop that reads them, so what came in one message goes out in one. A client that
-does not read its answers is not read from while `MOST_OPEN` of them are open.
+are answered in the turn of the event loop that reads them, so what came in one message goes out in one; and what is
+read while a message is written goes out in the next. A client that does not read its answers is not read from while
+`MOST_OPEN` of them are open.
 """
 
 from __future__ import annotations
@@ -50,8 +51,7 @@ class RouteStream:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answers: list[fleet_pb2.RouteAnswer] = []
         self._writer: asyncio.Task[None] | None = None
-        """Writes what was not ready when its ask was read."""
-        self._is_writing = False
+        """While there is something to write."""
         self._num_open = 0
         self._keeps_leases = False
         self._closed_some = asyncio.Event()
@@ -61,8 +61,7 @@ class RouteStream:
         try:
             async for message in messages:
                 self._take(message)
-                if self._answers and not self._is_writing:
-                    await self._flush()
+                self._write_answers()
                 await self._until_open(MOST_OPEN - 1)
             await self._until_open(0)
         except (grpc.aio.UsageError, grpc.aio.InternalError):
@@ -72,6 +71,8 @@ class RouteStream:
 
     async def _until_open(self, most: int) -> None:
         while self._num_open > most:
+            if self._writer is not None and self._writer.done():
+                self._writer.result()  # a client that has gone
             self._closed_some.clear()
             await self._closed_some.wait()
 
@@ -79,9 +80,11 @@ class RouteStream:
         tasks = [*self._tasks.values(), *([self._writer] if self._writer is not None else [])]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if not self._keeps_leases:
-            self._routing.look_aside.leave(self._leases)
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # gRPC may cancel a broken stream twice
+            if not self._keeps_leases:
+                self._routing.look_aside.leave(self._leases)
 
     def _take(self, message: fleet_pb2.RouteStreamRequest) -> None:
         self._keeps_leases |= message.keep_leases
@@ -136,8 +139,7 @@ class RouteStream:
 
     def _waited(self, number: int) -> None:
         del self._tasks[number]
-        if self._answers and not self._is_writing and (self._writer is None or self._writer.done()):
-            self._writer = asyncio.create_task(self._flush())
+        self._write_answers()
 
     def _fail(self, number: int, error: Exception) -> None:
         if not isinstance(error, RadixfleetError):
@@ -147,19 +149,19 @@ class RouteStream:
         status = status_from_error(error).SerializeToString()
         self._answers.append(fleet_pb2.RouteAnswer(number=number, status=status))
 
+    def _write_answers(self) -> None:
+        """See that somebody writes what is ready."""
+        if self._answers and (self._writer is None or self._writer.done()):
+            self._writer = asyncio.create_task(self._flush())
+            self._writer.add_done_callback(lambda _: self._closed_some.set())
+
     async def _flush(self) -> None:
         """Write all that is ready, and what gets ready meanwhile."""
-        if self._is_writing:
-            return
-        self._is_writing = True
-        try:
-            while self._answers:
-                ready, self._answers = self._answers, []
-                for answers in batches(ready, _MESSAGE_BYTES):
-                    await self._write(fleet_pb2.RouteStreamResponse(answers=answers))
-                    self._close(len(answers))
-        finally:
-            self._is_writing = False
+        while self._answers:
+            ready, self._answers = self._answers, []
+            for answers in batches(ready, _MESSAGE_BYTES):
+                await self._write(fleet_pb2.RouteStreamResponse(answers=answers))
+                self._close(len(answers))
 
     def _close(self, count: int) -> None:
         self._num_open -= count

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from router.dispatch.lease import Lease, Verdict
-from router.metrics import RouterMetrics
+from router.metrics import LEASE_OUTCOMES, RouterMetrics
 from router.workers.listener import LeasePhase
 from router.workers.state import WorkerState
 
@@ -30,7 +30,6 @@ Owner: TypeAlias = set[str]
 @dataclass(frozen=True, slots=True)
 class _Held:
     lease: Lease
-    expiry: asyncio.TimerHandle
     owner: Owner | None
 
 
@@ -40,8 +39,12 @@ class LookAside:
     def __init__(self, lease_s: float, metrics: RouterMetrics) -> None:
         self.lease_s = lease_s
         """How long a lease lasts unless the worker says that its request started."""
-        self._metrics = metrics
         self._held: dict[str, _Held] = {}
+        self._unstarted: dict[str, float] = {}
+        """When those expire of which no worker has spoken: the first one next, for all last equally long."""
+        self._timer: asyncio.TimerHandle | None = None
+        """One for all of them: a timer for each would cost more than all else that is kept of a lease."""
+        self._outcomes = {outcome: metrics.leases.labels(outcome) for outcome in LEASE_OUTCOMES}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -52,8 +55,11 @@ class LookAside:
         `owner`: of the stream on which it was booked.
         """
         lease_id = secrets.token_hex(12)
-        expiry = asyncio.get_running_loop().call_later(self.lease_s, self._end, lease_id, "expired")
-        self._held[lease_id] = _Held(lease, expiry, owner)
+        loop = asyncio.get_running_loop()
+        self._held[lease_id] = _Held(lease, owner)
+        self._unstarted[lease_id] = loop.time() + self.lease_s
+        if self._timer is None:
+            self._timer = loop.call_later(self.lease_s, self._expire)
         if owner is not None:
             owner.add(lease_id)
         return lease_id
@@ -80,6 +86,9 @@ class LookAside:
         """Settle all."""
         for lease_id in tuple(self._held):
             self._end(lease_id, "closed")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def lease_event(self, worker: WorkerState, lease_id: str, phase: LeasePhase, cached_tokens: int) -> None:
         """See `LeaseListener`. A worker speaks for its own leases alone."""
@@ -89,7 +98,7 @@ class LookAside:
         if phase is LeasePhase.ENDED:
             self._end(lease_id, "ended", Verdict.ANSWERED)
             return
-        held.expiry.cancel()
+        self._unstarted.pop(lease_id, None)
         if phase is LeasePhase.STARTED:
             held.lease.started(cached_tokens)
         else:
@@ -109,8 +118,19 @@ class LookAside:
 
     def _end(self, lease_id: str, outcome: str, verdict: Verdict = Verdict.UNKNOWN) -> None:
         held = self._held.pop(lease_id)
-        held.expiry.cancel()
+        self._unstarted.pop(lease_id, None)
         if held.owner is not None:
             held.owner.discard(lease_id)
         held.lease.settle(verdict)
-        self._metrics.leases.labels(outcome).inc()
+        self._outcomes[outcome].inc()
+
+    def _expire(self) -> None:
+        """End what is due, and come again when the next one is."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        while self._unstarted:
+            lease_id, ends_at_s = next(iter(self._unstarted.items()))
+            if ends_at_s > loop.time():
+                self._timer = loop.call_at(ends_at_s, self._expire)
+                return
+            self._end(lease_id, "expired")

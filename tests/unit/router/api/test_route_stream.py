@@ -120,7 +120,8 @@ async def test_a_client_that_reads_no_answers_is_not_read_from() -> None:
     wire.ask("a")
     for _ in range(4):
         wire.ask(*["b"] * MOST_OPEN)
-    await until(lambda: len(wire.routing.asked) == 1)
+    await until(lambda: len(wire.routing.asked) == 1 + MOST_OPEN)
+    await until(lambda: wire.num_unread == 3)
     wire.reading.set()
     await wire.end()
     assert len(wire.answers) == 1 + 4 * MOST_OPEN
