@@ -37,7 +37,7 @@ def run(names: str, model: str, threads: int, rounds: int, *, install_missing: b
     chosen, cache = peer_names(names), peers_directory()
     console = Console(stderr=True, highlight=False)
     with Progress(console) as progress:
-        failures = install(missing(chosen, cache), cache, progress) if install_missing else {}
+        failures = _install(missing(chosen, cache), cache, progress) if install_missing else {}
         absent = [name for name in missing(chosen, cache) if name not in failures]
         present = [name for name in chosen if name not in failures and name not in absent]
         if absent:
@@ -65,6 +65,15 @@ def run(names: str, model: str, threads: int, rounds: int, *, install_missing: b
         click.echo(json.dumps(_as_object(outcome, task, failures, absent), indent=2))
     else:
         _print(Console(highlight=False), outcome, task, failures)
+
+
+def _install(names: Sequence[str], cache: Path, tell: Tell) -> dict[str, str]:
+    """Those that failed, and why. SIGTERM breaks off in order, as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return install(names, cache, tell)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def peer_names(text: str) -> list[str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from worker.model.demo_model import cache_directory
@@ -90,7 +92,10 @@ def logged(
     folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a command of an installation, telling its last line now and then. Raises InstallFailed."""
+    """Run a command of an installation, telling its last line now and then. Raises InstallFailed.
+
+    Compilers that it has started end with it, however this ends.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
     tell(what)
@@ -102,6 +107,7 @@ def logged(
             stdin=subprocess.DEVNULL,
             cwd=folder,
             env={**os.environ, **(variables or {})},
+            process_group=0,
         )
     try:
         while child.poll() is None:
@@ -113,7 +119,8 @@ def logged(
                     raise InstallFailed(f"{what}: took more than {_STEP_S:g} s; see {log}") from None
                 tell(f"{what}, {elapsed_s:.0f} s: {(_tail(log, 1) or [''])[0][:_CHARACTERS]}")
     finally:
-        child.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     if child.returncode:
         lines = "\n".join(f"  {line}" for line in _tail(log, _TAIL_LINES))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
-from deploy.bench.peers import llama_cpp
+from deploy.bench.peers import environments, llama_cpp
 from deploy.bench.peers.catalog import PEERS, Launch, Peer
 from deploy.bench.peers.environments import InstallFailed, environment, has_steps, logged, requirements
 from deploy.bench.peers.installation import install, missing
@@ -76,6 +77,21 @@ class TestEnvironments:
         command = [sys.executable, "-c", "print('first'); raise SystemExit('no space')"]
         with pytest.raises(InstallFailed, match=r"(?s)compiling: exit code 1; .*first\n  no space"):
             logged(command, tmp_path / "log", lambda text: None, "compiling")
+
+    def test_who_breaks_off_leaves_no_compiler_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(environments, "_TELL_EVERY_S", 0.05)
+        compilers: list[psutil.Process] = []
+
+        def tell(text: str) -> None:
+            last = text.rpartition(" ")[2]
+            if last.isdigit():
+                compilers.append(psutil.Process(int(last)))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            logged(["sh", "-c", "sleep 1000 & echo $!; wait"], tmp_path / "log", tell, "compiling")
+        gone, alive = psutil.wait_procs(compilers, timeout=30)
+        assert (len(gone), len(alive)) == (1, 0)
 
 
 class TestLlamaCpp:
