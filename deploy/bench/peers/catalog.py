@@ -29,7 +29,7 @@ _TORCH = "torch==2.13.0"
 _VLLM, _TRANSFORMERS = "0.32.0", "5.24.0"
 _VLLM_WITHOUT = ("torch", "torchvision", "torchaudio", "torchcodec", "triton")
 """What the wheel would bring another build of, or does without on a CPU."""
-_TRANSFORMERS_STEPS = ((_TORCH,), (f"transformers=={_TRANSFORMERS}", "aiohttp>=3.10"))
+_TRANSFORMERS_STEPS = ((_TORCH,), (f"transformers=={_TRANSFORMERS}", "aiohttp>=3.10"), ("psutil>=6",))
 _KV_GIB = 2
 
 
