@@ -20,15 +20,12 @@ machine happens to all. "Added" is a way's time less that of the direct way by t
 prompt is shared by all. Everything shares this machine's cores, the client too: what counts is one row beside another.
 Prompts as text are tokenized by the demonstration model's tokenizer where that is here, else by one that makes a token
 of each byte; the peers hash characters, so our prompts of token ids are what compares with them.
-
---processes 1 2 measures something else: how many choices (Fleet.Explain) a second routers of so many processes make.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import sys
 import tempfile
@@ -402,59 +399,6 @@ def cpu_s(process: psutil.Process | None) -> float:
     return total_ns / 1e9
 
 
-async def bench_processes(counts: Sequence[int], characters: int) -> None:
-    """Choices a second by routers of so many processes, by turns; clients are processes of their own."""
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        command = ("tests.bench.bench_router_path", "--serve-worker", "w0", "--address-file", str(folder / "w0"))
-        _, worker = await stack.enter_async_context(process(folder / "w0", *command))
-        routers: dict[int, Process] = {}
-        for count in counts:
-            file = folder / f"router-{count}"
-            routers[count] = await stack.enter_async_context(router_process(file, [worker], "--processes", str(count)))
-        print("processes  choices/s  CPU of the routers, in cores")
-        rates: dict[int, list[tuple[float, float]]] = {count: [] for count in counts}
-        for _ in range(ROUNDS):
-            for count, (router, address) in routers.items():
-                before_s, began_s = cpu_s(router), time.perf_counter()
-                num_choices = await _choices(address, characters)
-                took_s = time.perf_counter() - began_s
-                rates[count].append((num_choices / took_s, (cpu_s(router) - before_s) / took_s))
-        for count, found in rates.items():
-            rate, cores = (statistics.median(values) for values in zip(*found, strict=True))
-            print(f"{count:9} {rate:10.0f} {cores:8.2f}")
-
-
-async def _choices(address: str, characters: int) -> int:
-    """Ask by two client processes; how many answers came."""
-    command = ("-m", "tests.bench.bench_router_path", "--ask", address, "--lengths", str(characters))
-    clients = [
-        await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE) for _ in range(2)
-    ]
-    answers = [await client.communicate() for client in clients]
-    return sum(int(out) for out, _ in answers)
-
-
-async def ask(address: str, characters: int) -> int:
-    """A client: Explain over several connections, as many at a time as keep a router busy."""
-    ids = np.random.default_rng(os.getpid()).integers(0, 255, characters // 4).astype(np.uint32)
-    prompt = inference_pb2.Prompt(token_ids=pack_tokens(ids))
-    request = fleet_pb2.ExplainRequest(request=Request(prompt=prompt))
-    left = iter(range(1_000))
-    num_answers = 0
-
-    async def client() -> None:
-        nonlocal num_answers
-        async with open_channel(address) as channel:
-            stub = fleet_pb2_grpc.FleetStub(channel)
-            for _ in left:
-                await stub.Explain(request, wait_for_ready=True)
-                num_answers += 1
-
-    await asyncio.gather(*(client() for _ in range(8)))
-    return num_answers
-
-
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -464,17 +408,11 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="also answers in one message")
     parser.add_argument("--peers", nargs="*", default=[], choices=list(router_peers.WHEELS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--processes", nargs="+", type=int, default=[])
     parser.add_argument("--serve-worker", help=argparse.SUPPRESS)
-    parser.add_argument("--ask", help=argparse.SUPPRESS)
     parser.add_argument("--address-file", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve_worker:
         asyncio.run(serve_worker(arguments.serve_worker, arguments.address_file))
-    elif arguments.ask:
-        print(asyncio.run(ask(arguments.ask, arguments.lengths[0])))
-    elif arguments.processes:
-        asyncio.run(bench_processes(arguments.processes, arguments.lengths[0]))
     else:
         shapes = product(
             arguments.forms, arguments.lengths, arguments.at_once, (True, False) if arguments.whole else (True,)
