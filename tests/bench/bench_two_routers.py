@@ -1,6 +1,7 @@
 """Hit rates with one router and with two in front of the same workers: real processes, real time.
 
-python tests/bench/bench_two_routers.py [--workers 4] [--requests 200] [--seeds 1,2] [--workloads working-set-1.5]
+python tests/bench/bench_two_routers.py [--workers 4] [--requests 200] [--seeds 1,2]
+python tests/bench/bench_two_routers.py --workloads working-set-1.5 --lengths 1 --rate 4     # more than caches can hold
 
 The workers pretend to be GPUs. For each seed the same requests go to one router, and then, with empty caches, to two in
 turn; each of the two knows of the other's requests only by what the workers tell. The lab does the same in virtual
@@ -50,15 +51,20 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=2.0, help="requests a second and worker")
     parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--lengths", type=float, default=0.5, help="of prompts and answers, times the workload's own")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     options = parser.parse_args()
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    asyncio.run(_compare(options.workers, options.requests, options.rate, seeds, options.workloads.split(",")))
+    demands = [
+        [
+            Demand(workload, options.requests, options.rate * options.workers, lengths=options.lengths, seed=int(seed))
+            for seed in options.seeds.split(",")
+        ]
+        for workload in options.workloads.split(",")
+    ]
+    asyncio.run(_compare(options.workers, demands))
 
 
-async def _compare(
-    num_workers: int, requests: int, rate: float, seeds: Sequence[int], workloads: Sequence[str]
-) -> None:
+async def _compare(num_workers: int, demands: Sequence[Sequence[Demand]]) -> None:
     with Told(Console(stderr=True)) as tell:
         async with simulated_fleet("min_cost", num_workers, KV_TOKENS, tell) as fleet:
             tell.pause()
@@ -68,9 +74,8 @@ async def _compare(
             try:
                 routers = [fleet.endpoint, await second.address()]
                 await _see_all(routers[1], num_workers)
-                for workload in workloads:
-                    demands = [Demand(workload, requests, rate * num_workers, lengths=0.5, seed=seed) for seed in seeds]
-                    await _compare_on(demands, routers, workers)
+                for of_one_workload in demands:
+                    await _compare_on(of_one_workload, routers, workers)
             finally:
                 await second.stop(30.0)
 
