@@ -23,7 +23,7 @@ import grpc.aio
 import numpy as np
 from google.protobuf.message import Message
 
-from radixfleet import answers, convert
+from radixfleet import convert, heard
 from radixfleet.answers import (
     Completion,
     Delta,
@@ -141,7 +141,7 @@ class Client:
         delivered_tokens: int | None = None
         try:
             async for message in call:
-                event = answers.event(message)
+                event = heard.event(message)
                 if isinstance(event, Finished) and event.usage is not None:
                     finished = event  # goes out with the status: a caller that leaves then has nothing left to cancel
                     continue
@@ -229,7 +229,7 @@ class Client:
         response = await self._persist(lambda left_s: self._ask(request, left_s), timeout_s)
         if not response.HasField("token_ids"):
             response.token_ids.CopyFrom(request.prompt.token_ids)
-        return answers.route(response)
+        return heard.route(response)
 
     async def _ask(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> fleet_pb2.RouteResponse:
         if self._clock.now() >= self._calls_until_s:
@@ -255,17 +255,17 @@ class Client:
     ) -> Explanation:
         """Where the prompt would go now, and why. Changes nothing."""
         request = fleet_pb2.ExplainRequest(request=generate_request(prompt, options))
-        return answers.explanation(await self._call(self._fleet.Explain, request, timeout_s))
+        return heard.explanation(await self._call(self._fleet.Explain, request, timeout_s))
 
     async def list_workers(self, *, timeout_s: float | None = None) -> list[WorkerEntry]:
         """Every worker that the router knows."""
         response = await self._call(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest(), timeout_s)
-        return [answers.worker_entry(worker) for worker in response.workers]
+        return [heard.worker_entry(worker) for worker in response.workers]
 
     async def fleet(self, *, timeout_s: float | None = None) -> FleetReport:
         """The fleet and every worker in it, with what happened lately."""
         response = await self._call(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest(), timeout_s)
-        return answers.fleet_report(response)
+        return heard.fleet_report(response)
 
     async def register(self, address: str, *, timeout_s: float | None = None) -> bool:
         """Tell the router of a worker at host:port. False: it was known already."""
@@ -295,7 +295,7 @@ class Client:
 
     async def worker_info(self, *, timeout_s: float | None = None) -> WorkerInfo:
         """Identity, model, capacity and memory of the worker."""
-        return answers.worker_info(await self._call(self._worker.GetInfo, worker_pb2.GetInfoRequest(), timeout_s))
+        return heard.worker_info(await self._call(self._worker.GetInfo, worker_pb2.GetInfoRequest(), timeout_s))
 
     async def flush_cache(self, *, timeout_s: float | None = None) -> int:
         """Drop every cached prefix that no request is using; returns how many tokens that were."""

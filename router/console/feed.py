@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from radixfleet import answers
+from radixfleet import heard
 from radixfleet.clock import Clock
 from radixfleet.overview import FleetRow, WorkerRow, fleet_row, worker_row
 from radixfleet.rates import Recent
@@ -104,7 +104,7 @@ class Feeder:
     async def _made(self, now_s: float) -> Feed:
         rows: list[tuple[WorkerRow, list[float]]] = []
         for number, worker in enumerate(self._registry.workers, 1):
-            row = worker_row(answers.worker_entry(worker_entry(worker)))
+            row = worker_row(heard.worker_entry(worker_entry(worker)))
             rows.append((row, _speeds(worker.activity.steps())))
             if number % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
@@ -112,7 +112,7 @@ class Feeder:
         workers = [row for row, _ in rows]
         return Feed(
             now_s=now_s,
-            fleet=fleet_row(answers.fleet_state(self._reporter.fleet_state()), workers),
+            fleet=fleet_row(heard.fleet_state(self._reporter.fleet_state()), workers),
             workers=workers,
             trends=[speeds for _, speeds in rows],
             hottest=[self._hot(prefix) for prefix in self._hot_prefixes.hottest(_HOTTEST)],

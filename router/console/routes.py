@@ -23,9 +23,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from radixfleet.answers import explanation
 from radixfleet.compose import generate_request
 from radixfleet.errors import InvalidRequest, PermissionDenied
+from radixfleet.heard import explanation
 from router.api.explanation import explain
 from router.api.prompts import Prompts
 from router.console.feed import Feeder

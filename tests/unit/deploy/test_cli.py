@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 
 from deploy import command_line
-from radixfleet.answers import worker_entry
 from radixfleet.errors import InvalidRequest, Unauthenticated, Unavailable
+from radixfleet.heard import worker_entry
 from radixfleet.v1 import fleet_pb2
 from tests.support.fake_inference import FakeInference, delta, finished, serving, started, told
 

@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from radixfleet.accepted import ACCEPTED
-from radixfleet.answers import event
 from radixfleet.channel import listen, make_server
 from radixfleet.client import Client
 from radixfleet.errors import InternalError, UnknownWorker
+from radixfleet.heard import event
 from radixfleet.types import FinishReason, WorkerStatus
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
 
