@@ -7,21 +7,21 @@ rest, so an order that was given is carried out whatever happens to the supervis
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from deploy.fleet import status
 from deploy.fleet.books import Books, Record, Store, load_books, save_books
+from deploy.fleet.hosting import Hosting
 from deploy.fleet.reconcile import Action, Drain, Member, Remove, Restart, Start, reconcile
 from deploy.fleet.scaling import Limits, Scaling, WorkerLoad
-from deploy.fleet.spec import MAX_WORKERS, ROUTER_GROUP, FleetSpec, Resources, parse_spec
+from deploy.fleet.spec import MAX_WORKERS, ROUTER_GROUP, FleetSpec, parse_spec
 from deploy.fleet.watch import Watch
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, UnknownWorker
-from radixfleet.membership import MemberReport
 from radixfleet.settings import SettingsError
 
 PERIOD_S = 1.0
@@ -29,42 +29,6 @@ _FIRST_SIGHT_S = 5.0
 """A member that has a place answers within this time."""
 
 _log = structlog.get_logger("radixfleet.supervisor")
-
-
-class Hosting(Protocol):
-    """Where members live."""
-
-    async def names(self) -> set[str]:
-        """Of all members there are, whoever made them."""
-        ...
-
-    async def start(
-        self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Resources, avoid: Sequence[str]
-    ) -> None:
-        """Make a member; it may have to wait for a place. `avoid`: nodes on which it must not be.
-
-        Raises InvalidRequest when there can be no such member.
-        """
-        ...
-
-    async def nodes(self) -> set[str]:
-        """Ids of those that are there now."""
-        ...
-
-    async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
-        """How it is. `routers`: where all routers are; None: not known now. Raises MemberGone and MemberLost."""
-        ...
-
-    async def drain(self, name: str) -> None:
-        """Have it take no new requests. One that cannot be told is drained by its end."""
-        ...
-
-    async def end(self, name: str, *, again: bool, asks: bool = True) -> None:
-        """End it, in order if it answers, else at once; `again`: it starts anew. Returns when it has been done.
-
-        `asks`: False for one that has no place yet, and so nothing to end in order.
-        """
-        ...
 
 
 class Control:

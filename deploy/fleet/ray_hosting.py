@@ -26,7 +26,7 @@ _log = structlog.get_logger("radixfleet.supervisor")
 
 
 class RayHosting:
-    """See `deploy.fleet.control.Hosting`. Actors have the names of their members, and Ray restarts them for ever."""
+    """See `deploy.fleet.hosting.Hosting`. Actors have the names of their members, and Ray restarts them for ever."""
 
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
