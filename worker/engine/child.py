@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import select
 import signal
 import socket
@@ -44,7 +45,18 @@ def begin(role: str) -> Start:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineConfig)
     setup_logging(config.log_level, json=config.log_json)
     structlog.contextvars.bind_contextvars(process=role)
-    return Start(config, [FrameSocket(socket.socket(fileno=int(argument))) for argument in sys.argv[2:]])
+    return Start(config, [inherited(int(argument)) for argument in sys.argv[2:]])
+
+
+def inherited(descriptor: int) -> FrameSocket:
+    """A socket of the front's, under the lowest free number.
+
+    It has the number that it had there, which is high where the front has many connections, and `select` takes none
+    from 1024 on.
+    """
+    lowest = os.dup(descriptor)
+    os.close(descriptor)
+    return FrameSocket(socket.socket(fileno=lowest))
 
 
 def run(role: str, serve: Callable[[Start], int]) -> NoReturn:
