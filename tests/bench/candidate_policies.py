@@ -199,14 +199,15 @@ def shape(
     place: float = 0.1,
     crowd: float = 8,
     steep: int = 4,
+    main: float = 0,
     by_holder: bool = False,
     in_flight: float = 0,
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
 
-    The price of a copy falls by u^steep / (u^steep + crowd^steep) times the minimum; `by_holder`, the form before: by
-    the users a holder in place of u, and without the minimum. `in_flight`, where it is not 0: Q counts i / (i + R')
-    instead, with R' the mean of the requests in flight.
+    The price of a copy falls by x^steep / (x^steep + 1) times the minimum, with x = max(u / crowd, u / (main F));
+    `main` 0: x = u / crowd, which the policy has. `by_holder`, the form before: u / h in place of u, and without the
+    minimum. `in_flight`, where it is not 0: Q counts i / (i + R') instead, with R' the mean of the requests in flight.
     """
 
     def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
@@ -214,9 +215,12 @@ def shape(
         users = sum(request.users.get(slot, 0) for slot in holders)
         if not users:
             return 0.0
-        counted = users / len(holders) if by_holder else users
-        load = 1.0 if by_holder else users / len(holders) / max(mean, users / len(candidates))
-        return min(1, load) * counted**steep / (counted**steep + crowd**steep)
+        share = users / max(users, mean * len(candidates))
+        counted = users / crowd / (len(holders) if by_holder else 1)
+        if main and not by_holder:
+            counted = max(counted, share / main)
+        load = 1.0 if by_holder else share * len(candidates) / len(holders)
+        return min(1, load) * counted**steep / (counted**steep + 1)
 
     def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
         tokens, matched, count = request.prompt_tokens, request.matched_blocks, len(candidates)
@@ -233,7 +237,7 @@ def shape(
             + batch * tokens * (more / (32 + mean)) ** power
         )
 
-    users = f",{'x' if by_holder else 'u'}^{steep}/{crowd:g}"
+    users = f",{'x' if by_holder else 'u'}^{steep}/{crowd:g}" + (f"|{main:g}F" if main and not by_holder else "")
     falls = f",Q{in_flight:g}/({in_flight:g}+R)" if in_flight else ""
     return Cheapest(f"R^{power}*{batch:g},{place:g}{users}{falls}", cost)
 
@@ -269,7 +273,8 @@ CANDIDATES: Mapping[str, Policy] = _by_name(
     *(discounted("linear"), discounted("squares"), discounted("none")),
     *(discounted("hyperbola", 3, queue=1, patience=3, requests=tokens) for tokens in (5, 20)),
     *(shape(power=1, batch=0.5), shape(power=2, batch=2), shape(place=0), shape(place=0.5), shape(in_flight=16)),
-    *(shape(crowd=1, steep=1), shape(crowd=3), shape(crowd=5), shape(crowd=1e9)),
+    *(shape(main=0.75), shape(main=0.8), shape(crowd=1e9)),
+    *(shape(crowd=1, steep=1), shape(crowd=3), shape(crowd=5)),
     *(shape(by_holder=True), shape(by_holder=True, crowd=3), shape(by_holder=True, place=0.5)),
 )
 """By name: what lost to the default."""
