@@ -214,8 +214,9 @@ class Mirror:
         self.sequence = sequence
         self._reports += 1
         dropped = []
+        leased, coming = self._leased, self._coming
         for block in evicted:
-            if self._is_held(block):
+            if block in leased or block in coming:
                 # Booked after the worker evicted it: the request computes it anew, and the worker will say so.
                 self._expected[block] = 0
             elif self._last_use.pop(block, None) is not None:
@@ -352,7 +353,8 @@ class Mirror:
 
     def _give_up(self, blocks: list[int]) -> list[int]:
         """Nobody computes `blocks` that nothing else holds: those that are only expected leave, and are returned."""
-        dropped = [block for block in blocks if block in self._expected and not self._is_held(block)]
+        expected, leased, coming = self._expected, self._leased, self._coming
+        dropped = [block for block in blocks if block in expected and block not in leased and block not in coming]
         self._drop(dropped)
         self._use([block for block in blocks if block in self._last_use])
         return dropped
@@ -374,7 +376,8 @@ class Mirror:
 
     def _set_due(self, blocks: list[int]) -> None:
         """Give a date to what is expected and no longer leased."""
-        pending = [block for block in blocks if block in self._expected and not self._is_held(block)]
+        expected, leased, coming = self._expected, self._leased, self._coming
+        pending = [block for block in blocks if block in expected and block not in leased and block not in coming]
         due = self._reports + GRACE_REPORTS
         self._expected.update(dict.fromkeys(pending, due))
         if self._due and self._due[-1][0] == due:
