@@ -37,7 +37,7 @@ the best of all tried, on one hot prefix on a cold fleet of 2, 4 and 16 workers 
 - max(u/8, 5u/4F) in place of u/8, with F all requests of the fleet, so that a prefix which is nearly all that the fleet
   does is copied at once: 0.92 and 0.90 times this form's mean on the hot prefix at 4 and 16 workers, and the same on
   bursts at load 0.9. But it tears what comes first on an idle fleet: of 16 groups of 16 at once, some are computed
-  twice and dealt unevenly, and bursts at a low rate take up to 1.4 times the device time (hit rate 0.80 of 0.86).
+  twice and dealt unevenly, and bursts at a low rate take up to 1.8 times the device time (hit rate 0.75 of 0.86).
   4u/3F: 0.89, and worse on bursts. u/8 scaled down while the fleet has fewer than 3 requests a worker: the same.
 - Those with a copy's place in the cache besides (C B, by 0.4 to 1): bursts stay together and the row is 1.00, but where
   caches have something already, a hot prefix has 1.15 to 1.3 times round robin's mean on 4 workers and 1.3 to 1.9 times
@@ -52,7 +52,7 @@ token (three times the mean on bursts and on prefixes that do not fit); R in tok
 are torn, or dealt unevenly); Q counted 16/(16 + R') (bursts and groups are torn).
 What is left: the first moments of one hot prefix on a cold fleet, which round robin copies everywhere at once. Nobody
 can tell its first requests from a burst of siblings. It is a cost of the start, not of the load: 160 requests on 4
-workers have 1.12 times the best mean, 640 have 1.04. And on the Mooncake trace at 16 workers the predicted time to
+workers have 1.12 times the best mean, 640 have 1.05. And on the Mooncake trace at 16 workers the predicted time to
 first token is ahead by 7 % (the seeds differ by 12 %), for fewer hits and the same throughput.
 """
 
