@@ -16,24 +16,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, Target, UnfitWorkload, grpc_caller, simulated_fleet, survey
+from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, UnfitWorkload, grpc_caller, simulated_fleet, survey
+from deploy.bench.fleet_results import RouterCost, Run, as_object, show, write_report
 from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
-from deploy.lab.tables import ratios_table, results_tables
 from deploy.numbers import Number
 from deploy.options import endpoint_option, json_option, objective_options, report_option
 from deploy.progress import Progress as Told
 from loadtest.callers import Caller, CallFailed
 from loadtest.catalog import CATALOG
 from loadtest.driver import Driven, Driver, Progress
-from loadtest.report import html_report
-from loadtest.statistics import Objective, Summary, summarize
+from loadtest.statistics import Objective, summarize
 from loadtest.trace import TraceError
-from loadtest.workloads import Arrival, ceiling
+from loadtest.workloads import Arrival
 from radixfleet.endpoint import Endpoint
 from router.policies import POLICY_NAMES
 
 _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, entry in CATALOG.items())
-_BUSY, _LATE_S = 0.8, 0.1
 _KV_TOKENS = 65_536
 _VOCAB_SIZE = 30_000
 """Smaller than that of any model people serve."""
@@ -53,25 +51,6 @@ class _Asked:
     vocab_size: int
     kv_tokens: int
     as_text: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Router:
-    """What the router itself took; known of one that we started."""
-
-    cpu_s: float
-    """For a request."""
-    memory_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class _Run:
-    target: Target
-    arrivals: Sequence[Arrival]
-    driven: Driven
-    router: _Router | None = None
-    tells_cached: bool = True
-    """Otherwise hit rates are not known."""
 
 
 @click.command(epilog=f"{_NAMES}\n\nPolicies: {', '.join(POLICY_NAMES)}.")
@@ -175,11 +154,11 @@ def fleet(
         raise click.UsageError(f"cannot read the trace: {error}") from error
     summaries = [summarize(run.driven.result, Objective(slo_ttft, slo_itl)) for run in runs]
     if report is not None:
-        _write_report(report, demand, runs, summaries)
+        write_report(report, demand, runs, summaries)
     if as_json:
-        click.echo(json.dumps(_as_object(demand, runs, summaries)))
+        click.echo(json.dumps(as_object(demand, runs, summaries)))
     else:
-        _print(demand, runs, summaries)
+        show(demand, runs, summaries)
 
 
 def _part(kind: type[Part], given: dict[str, Any]) -> Part:
@@ -187,7 +166,7 @@ def _part(kind: type[Part], given: dict[str, Any]) -> Part:
     return kind(**{field.name: given[field.name] for field in dataclasses.fields(cast(Any, kind))})
 
 
-def _works(asked: _Asked, endpoint: Endpoint, demand: Demand) -> Iterator[Coroutine[Any, Any, _Run]]:
+def _works(asked: _Asked, endpoint: Endpoint, demand: Demand) -> Iterator[Coroutine[Any, Any, Run]]:
     """The runs, to be made one after the other."""
     if asked.simulate is not None:
         for name in _policies(asked.policies):
@@ -241,14 +220,14 @@ def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:
         return runner.run(work)
 
 
-async def _measured(endpoint: Endpoint, demand: Demand) -> _Run:
+async def _measured(endpoint: Endpoint, demand: Demand) -> Run:
     target = await survey(endpoint, demand.model)
     arrivals = demand.arrivals(target)
     async with grpc_caller(endpoint, demand) as caller:
-        return _Run(target, arrivals, await _driven(caller, target.policy, target.workers, arrivals))
+        return Run(target, arrivals, await _driven(caller, target.policy, target.workers, arrivals))
 
 
-async def _over_http(fleet: HttpFleet, place: int, demand: Demand, asked: _Asked) -> _Run:
+async def _over_http(fleet: HttpFleet, place: int, demand: Demand, asked: _Asked) -> Run:
     target, served = await survey_http(
         fleet,
         demand.model,
@@ -260,7 +239,7 @@ async def _over_http(fleet: HttpFleet, place: int, demand: Demand, asked: _Asked
     arrivals = own.arrivals(target)
     async with http_caller(fleet, own, served, as_text=asked.as_text) as caller:
         driven = await _driven(caller, target.policy, (), arrivals)
-        return _Run(target, arrivals, driven, tells_cached=caller.told_cached)
+        return Run(target, arrivals, driven, tells_cached=caller.told_cached)
 
 
 async def _driven(caller: Caller, name: str, workers: Sequence[str], arrivals: Sequence[Arrival]) -> Driven:
@@ -269,7 +248,7 @@ async def _driven(caller: Caller, name: str, workers: Sequence[str], arrivals: S
         return await Driver(caller, workers, on_progress=on_progress).drive(name, arrivals)
 
 
-async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Demand) -> _Run:
+async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Demand) -> Run:
     with Told(Console(stderr=True)) as tell:
         async with simulated_fleet(policy, num_workers, kv_tokens, lambda text: tell(f"{policy}: {text}")) as fleet:
             tell.pause()
@@ -277,7 +256,7 @@ async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Dema
             before_s = sum(router.cpu_times()[:2])
             run = await _measured(Endpoint(fleet.endpoint), demand)
             cpu_s = sum(router.cpu_times()[:2]) - before_s
-            return dataclasses.replace(run, router=_Router(cpu_s / len(run.arrivals), router.memory_info().rss))
+            return dataclasses.replace(run, router=RouterCost(cpu_s / len(run.arrivals), router.memory_info().rss))
 
 
 @contextmanager
@@ -300,80 +279,3 @@ def _progress(name: str, total: int) -> Iterator[Callable[[Progress], None]]:
                 click.echo(f"{name}: {progress.ended} of {total}, {progress.failed} failed", err=True)
 
         yield show
-
-
-def _facts(demand: Demand, run: _Run) -> dict[str, str]:
-    entry, arrivals = CATALOG.get(demand.workload), run.arrivals
-    until_s = arrivals[-1].at_s
-    prompts = sum(arrival.prompt_tokens for arrival in arrivals) / len(arrivals)
-    answers = sum(arrival.max_new_tokens for arrival in arrivals) / len(arrivals)
-    scaled = f", lengths x {demand.lengths:g}" if demand.lengths != 1 else ""
-    rate = f"{len(arrivals) / until_s:.1f} a second" if until_s else "all at once"
-    return {
-        "workload": (f"{demand.workload}: {entry.text}" if entry else demand.workload) + scaled,
-        "requests": f"{len(arrivals)}, {rate}; seed {demand.seed}",
-        "tokens": f"prompts {prompts:,.0f}, answers {answers:,.0f} on average",
-        "ceiling": f"{ceiling(arrivals):.3f} of the prompt tokens came before",
-        "fleet": f"{len(run.target.workers)} workers, {run.target.kv_tokens:,} tokens of KV",
-    }
-
-
-def _warnings(runs: Sequence[_Run]) -> list[str]:
-    """What makes the figures doubtful."""
-    found = []
-    for run in runs:
-        name, driven = run.target.policy, run.driven
-        if driven.busy_share > _BUSY:
-            found.append(
-                f"{name}: this process was busy {driven.busy_share:.0%} of the time; latencies are partly its own"
-            )
-        if driven.late_s > _LATE_S:
-            found.append(f"{name}: 1 % of the requests were sent {1000 * driven.late_s:.0f} ms late or more")
-        if not run.tells_cached:
-            found.append(f"{name} told of no cached tokens (usage.prompt_tokens_details): its hit rate is not known")
-        errors = sorted({outcome.error for outcome in driven.result.outcomes if outcome.error})
-        found += [f"{name}: {error}" for error in errors[:3]]
-    return found
-
-
-def _print(demand: Demand, runs: Sequence[_Run], summaries: Sequence[Summary]) -> None:
-    console = Console(highlight=False)
-    for name, value in _facts(demand, runs[0]).items():
-        console.print(f"[bold]{name:12s}[/bold] {value}", soft_wrap=True)
-    for table in (*results_tables(summaries), *ratios_table(summaries)):
-        console.print()
-        console.print(table)
-    for run in runs:
-        if run.router is not None:
-            cpu_us, megabytes = 1e6 * run.router.cpu_s, run.router.memory_bytes / 1e6
-            console.print(f"{run.target.policy}: the router took {cpu_us:,.0f} us of CPU a request, {megabytes:.0f} MB")
-    for line in _warnings(runs):
-        console.print(f"[yellow]{line}[/yellow]", soft_wrap=True)
-
-
-def _write_report(path: Path, demand: Demand, runs: Sequence[_Run], summaries: Sequence[Summary]) -> None:
-    page = html_report("Radixfleet load test", _facts(demand, runs[0]), [run.driven.result for run in runs], summaries)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise click.ClickException(f"cannot write the report: {error}") from error
-
-
-def _as_object(demand: Demand, runs: Sequence[_Run], summaries: Sequence[Summary]) -> dict[str, Any]:
-    """For scripts."""
-    return {
-        "demand": dataclasses.asdict(demand),
-        "facts": _facts(demand, runs[0]),
-        "warnings": _warnings(runs),
-        "runs": [
-            dataclasses.asdict(summary)
-            | {
-                "max_to_mean_work": summary.max_to_mean_work,
-                "prediction_error": summary.prediction_error,
-                "sent_late_s_p99": run.driven.late_s,
-                "client_busy_share": run.driven.busy_share,
-                "router": run.router and dataclasses.asdict(run.router),
-            }
-            for run, summary in zip(runs, summaries, strict=True)
-        ],
-    }
