@@ -14,7 +14,7 @@ Update = worker_pb2.StateUpdate
 
 
 class Reader:
-    """Reads a state stream and applies it as a router does. Checks that no number is missing, and nothing told twice."""
+    """Reads a state stream and applies it as a router does. Checks that no number is missing, nothing told twice."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.call = worker_pb2_grpc.WorkerStub(channel).WatchState(worker_pb2.WatchStateRequest(watcher="test"))
