@@ -55,7 +55,7 @@ def inspect(model: Path | None, device_name: str, device_memory: int | None) -> 
         Finding("device", f"{device}, {format_bytes(memory)} for one worker"),
         _dtype(device, dtype),
         *_attention(load_config(model) if model is not None else None, device, dtype),
-        Finding("chunk", f"chunked_prefill_size {chunked_prefill_size_for(memory)} by default"),
+        _chunk(device, memory),
     ]
     if model is not None:
         findings += _model(load_config(model), model, dtype, memory)
@@ -126,6 +126,11 @@ def _memory() -> Finding:
     low = memory.available < memory.total // 4
     advice = "little is free: end what you do not need, or set --device-memory" if low else ""
     return Finding("memory", f"{format_bytes(memory.available)} free of {format_bytes(memory.total)}", advice)
+
+
+def _chunk(device: torch.device, memory: int) -> Finding:
+    chunk = chunked_prefill_size_for(memory, on_cpu=device.type == "cpu")
+    return Finding("chunk", f"chunked_prefill_size {chunk} by default")
 
 
 def _dtype(device: torch.device, dtype: torch.dtype) -> Finding:

@@ -74,7 +74,8 @@ class Wanted:
     @property
     def chunk(self) -> int:
         """Prompt tokens in a step."""
-        return min(self.chunked_prefill_size or chunked_prefill_size_for(self.device.usable_bytes), self.context)
+        default = chunked_prefill_size_for(self.device.usable_bytes, on_cpu=False)
+        return min(self.chunked_prefill_size or default, self.context)
 
     @property
     def rows(self) -> int:

@@ -127,7 +127,9 @@ class WorkerSettings(ProcessSettings):
         "shared by whole pages: 1 shares every token, 16 is faster on most devices.",
     )
     chunked_prefill_size: int | None = Field(
-        None, ge=1, description="Prompt tokens computed in one step; default: by the device's memory."
+        None,
+        ge=1,
+        description="Prompt tokens computed in one step; default: 1024 on CPUs, else by the device's memory.",
     )
     max_running_requests: int | None = Field(
         None, ge=1, le=4096, description="Requests that run at once; default: by the size of the KV pool."

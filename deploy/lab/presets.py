@@ -140,7 +140,7 @@ def _ready(name: str, memory_bytes: int, model: Model, max_rows: int = 256) -> R
             kv_tokens=plan.kv_tokens,
             page_size=PAGE_SIZE,
             max_running_requests=min(_rows(plan.kv_tokens), max_rows),
-            chunked_prefill_size=chunked_prefill_size_for(memory_bytes),
+            chunked_prefill_size=chunked_prefill_size_for(memory_bytes, on_cpu=False),
         ),
         memory=plan.pools(),
         num_parameters=model.num_parameters,

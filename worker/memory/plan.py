@@ -24,6 +24,7 @@ from worker.memory.page_allocator import pages_for
 _GIB = 1 << 30
 _CHUNK_BY_DEVICE = ((20 * _GIB, 2048), (60 * _GIB, 4096), (160 * _GIB, 8192))
 _LARGEST_CHUNK = 16384
+_CHUNK_CPU = 1024
 _KV_TOKENS_PER_ROW = 512
 _MOST_ROWS = 256
 _MOST_ROWS_CPU = 32
@@ -159,8 +160,13 @@ def kv_bound_of(pools: MemoryPools) -> Bound:
     return next((bound for bound in (Bound.CAP, Bound.ACTIVATIONS) if bound in pools.bounded_by), Bound.FRACTION)
 
 
-def chunked_prefill_size_for(device_bytes: int) -> int:
-    """The default chunk, in tokens, by the device's memory."""
+def chunked_prefill_size_for(device_bytes: int, *, on_cpu: bool) -> int:
+    """The default chunk, in tokens: on a GPU by its memory.
+
+    A CPU computes larger chunks no faster, and running requests wait for each.
+    """
+    if on_cpu:
+        return _CHUNK_CPU
     for below, chunk in _CHUNK_BY_DEVICE:
         if device_bytes < below:
             return chunk

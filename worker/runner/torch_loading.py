@@ -125,9 +125,10 @@ class _Loading:
         )
         max_context = _max_context(shape, self._config.max_context_tokens)
         model = self._load_model(max_context)
-        chunk = min(self._config.chunked_prefill_size or chunked_prefill_size_for(self._total_bytes), max_context)
-        kv_tokens = self._likely_kv_tokens(model)
         on_cpu = self._device.type == "cpu"
+        default_chunk = chunked_prefill_size_for(self._total_bytes, on_cpu=on_cpu)
+        chunk = min(self._config.chunked_prefill_size or default_chunk, max_context)
+        kv_tokens = self._likely_kv_tokens(model)
         max_running = self._config.max_running_requests or max_running_requests_for(kv_tokens, on_cpu=on_cpu)
         num_rows = rows_for(max_running)
         with advised(Stage.START, Bound.LARGEST_STEP, self._device):

@@ -192,7 +192,7 @@ class StateFeed:
     def _on_state_change(self, change: StateChange) -> None:
         self.trouble = change.message if change.status is WorkerStatus.FAILED else ""
         if change.status is WorkerStatus.FAILED:
-            _log.error("the engine failed", reason=change.message, final=change.final)
+            _log.error("the engine does not serve", reason=change.message, final=change.final)
             if change.final and not self._gave_up.done():
                 self._gave_up.set_result(change.message)
         ready = self._engine.last_ready

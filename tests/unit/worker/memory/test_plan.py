@@ -160,7 +160,12 @@ def test_settings_out_of_range_are_refused(changes: dict[str, object]) -> None:
     ],
 )
 def test_the_chunk_follows_the_device(device_bytes: int, chunk: int) -> None:
-    assert chunked_prefill_size_for(device_bytes) == chunk
+    assert chunked_prefill_size_for(device_bytes, on_cpu=False) == chunk
+
+
+@pytest.mark.parametrize("device_bytes", [GIB, 1000 * GIB])
+def test_chunks_on_a_cpu_are_small_however_much_memory_it_has(device_bytes: int) -> None:
+    assert chunked_prefill_size_for(device_bytes, on_cpu=True) == 1024
 
 
 demands = st.builds(
