@@ -79,10 +79,10 @@ def test_a_larger_chunk_leaves_the_pool_less_where_activations_bound_it() -> Non
     assert large.memory.activations_bytes > 4096 * (64 + 256) * 4
 
 
-def test_rows_and_chunk_are_derived_from_the_memory() -> None:
+def test_rows_are_derived_from_the_memory_and_the_chunk_from_the_device() -> None:
     said = ready(max_running_requests=None, chunked_prefill_size=None)
     assert said.capacity.max_running_requests == 32
-    assert said.capacity.chunked_prefill_size == 2048
+    assert said.capacity.chunked_prefill_size == 1024
     small = ready(max_running_requests=None, chunked_prefill_size=None, max_total_tokens=2000)
     assert small.capacity.max_running_requests == 3
     assert ready(max_context_tokens=100, chunked_prefill_size=None).capacity.chunked_prefill_size == 100
