@@ -95,10 +95,8 @@ class Chooser:
             most = max(int(view.matched_blocks[slot]) for slot in ranking.costs)
         blocks = self._sketch.book(chosen.slot, request.block_hashes, request.prompt_tokens)
         matched = view.matched_tokens(chosen.slot)
-        reachable, predicted = (
-            min(most * BLOCK_TOKENS, request.prompt_tokens - 1),
-            min(matched, blocks.predicted_tokens),
-        )
+        reachable = min(most * BLOCK_TOKENS, request.prompt_tokens - 1)
+        predicted = min(matched, blocks.predicted_tokens)
         decision = Decision(
             policy=self._policy.name,
             reason=ranking.reason,

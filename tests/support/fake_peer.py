@@ -88,9 +88,9 @@ def main() -> None:
     parser.add_argument("--lacking", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.child is not None:
-        program = "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        program = "import os, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         program += "file = sys.argv[1]; open(file + '.new', 'w').write(str(os.getpid())); "
-        program += "os.rename(file + '.new', file); time.sleep(3600)"
+        program += "os.rename(file + '.new', file); signal.pause()"
         subprocess.Popen([sys.executable, "-c", program, str(arguments.child)])
     asyncio.run(_serve(FakePeer(lacking=arguments.lacking), arguments.port))
 

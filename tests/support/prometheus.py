@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,6 +20,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from tests.support.waiting import wait_until
 
 BINARY, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 WITHOUT = "no prometheus and promtool on this machine: apt-get install -y prometheus"
@@ -124,11 +125,11 @@ def _address(process: subprocess.Popen[str], log: list[str]) -> str:
 
 
 def _wait_until_ready(address: str, log: list[str]) -> None:
-    deadline_s = time.monotonic() + _READY_S
-    while time.monotonic() < deadline_s:
+    def is_ready() -> bool:
         try:
             with urllib.request.urlopen(f"http://{address}/-/ready", timeout=5):
-                return
+                return True
         except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.05)
-    raise AssertionError(f"prometheus is not ready:\n{''.join(log)}")
+            return False
+
+    wait_until(is_ready, lambda: f"prometheus is not ready:\n{''.join(log)}", timeout_s=_READY_S)

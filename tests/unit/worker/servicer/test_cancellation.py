@@ -60,17 +60,6 @@ async def worker(runner: CountedRunner) -> AsyncIterator[Worker]:
         yield running
 
 
-@pytest.fixture
-async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(worker.address) as opened:
-        yield opened
-
-
-@pytest.fixture
-def stub(channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceStub:
-    return inference_pb2_grpc.InferenceStub(channel)
-
-
 def outcomes(worker: Worker, outcome: Outcome) -> float:
     value = worker.metrics.registry.get_sample_value("radixfleet_worker_requests_total", {"outcome": outcome.value})
     assert value is not None

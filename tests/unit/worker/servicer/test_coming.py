@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import grpc.aio
 import numpy as np
 import pytest
 
 from radixfleet import blocks
-from radixfleet.channel import open_channel
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, read_failure, request
 from tests.support.fake_engine import FakeEngine
 from tests.support.state_reader import Reader
 from tests.support.waiting import until
-from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 
 PROMPT = list(range(200))
@@ -30,21 +27,9 @@ def hashes(tokens: list[int]) -> set[int]:
 
 
 @pytest.fixture
-async def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def worker(engine: FakeEngine) -> AsyncIterator[Worker]:
-    async with sim_worker(engine=engine, serving=False) as running:
-        engine.become_ready()
-        yield running
-
-
-@pytest.fixture
-async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(worker.address) as opened:
-        yield opened
+def worker(worker: Worker, engine: FakeEngine) -> Worker:
+    engine.become_ready()
+    return worker
 
 
 @pytest.fixture

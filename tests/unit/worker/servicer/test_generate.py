@@ -32,12 +32,6 @@ async def worker() -> AsyncIterator[Worker]:
         yield running
 
 
-@pytest.fixture
-async def stub(worker: Worker) -> AsyncIterator[inference_pb2_grpc.InferenceStub]:
-    async with open_channel(worker.address) as channel:
-        yield inference_pb2_grpc.InferenceStub(channel)
-
-
 async def test_a_stream_is_started_then_deltas_then_finished(
     worker: Worker, stub: inference_pb2_grpc.InferenceStub
 ) -> None:

@@ -31,17 +31,6 @@ async def worker() -> AsyncIterator[Worker]:
         yield running
 
 
-@pytest.fixture
-async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(worker.address) as opened:
-        yield opened
-
-
-@pytest.fixture
-def stub(channel: grpc.aio.Channel) -> inference_pb2_grpc.InferenceStub:
-    return inference_pb2_grpc.InferenceStub(channel)
-
-
 async def refusal(stub: inference_pb2_grpc.InferenceStub, message: inference_pb2.GenerateRequest) -> InvalidRequest:
     kinds, error = await read_failure(stub.Generate(message))
     assert kinds == []

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import grpc.aio
 import numpy as np
-import pytest
 
 from radixfleet import blocks
 from radixfleet.channel import open_channel
@@ -23,23 +22,6 @@ from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 from worker.metrics import BuildInfo, WorkerMetrics
 from worker.servicer.state import StateFeed
-
-
-@pytest.fixture
-async def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def worker(engine: FakeEngine) -> AsyncIterator[Worker]:
-    async with sim_worker(engine=engine, serving=False) as running:
-        yield running
-
-
-@pytest.fixture
-async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(worker.address) as opened:
-        yield opened
 
 
 def has_status(status: worker_pb2.WorkerStatus.ValueType) -> Callable[[Update], bool]:

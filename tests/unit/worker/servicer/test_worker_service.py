@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 
 import grpc.aio
 import pytest
@@ -32,23 +32,6 @@ from worker.servicer.worker import TOKENIZER_CHUNK_BYTES, WorkerServicer
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 ENDLESS = {"max_new_tokens": 50_000, "ignore_eos": True}
-
-
-@pytest.fixture
-async def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-async def worker(engine: FakeEngine) -> AsyncIterator[Worker]:
-    async with sim_worker(engine=engine, serving=False) as running:
-        yield running
-
-
-@pytest.fixture
-async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(worker.address) as opened:
-        yield opened
 
 
 @pytest.fixture
