@@ -30,6 +30,8 @@ from worker.sampling.grammar import GrammarCompiler, GrammarError
 _STACK_BYTES = 4 << 20
 _MEMORY_BYTES = 512 << 20
 _ANSWER_TOKENS = 64
+_DEAD_END = "NoExtension"
+"""In llguidance's words. A schema that refers to nothing but itself, say."""
 
 
 def why_not(compiler: GrammarCompiler, grammar: Grammar) -> str:
@@ -48,6 +50,8 @@ def why_not(compiler: GrammarCompiler, grammar: Grammar) -> str:
         matcher.accept(int(random.choice(allowed)))
         if matcher.is_ended:
             break
+    if _DEAD_END in matcher.error:
+        return "no answer can keep to it: it leads to where nothing may follow"
     return matcher.error and f"it is too complex: {matcher.error}"
 
 

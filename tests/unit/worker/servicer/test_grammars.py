@@ -76,6 +76,10 @@ async def test_good_and_bad_grammars_are_told_apart(checker: GrammarChecker) -> 
     assert await checker.why_not(Grammar(GrammarKind.JSON_OBJECT, "")) == ""
 
 
+async def test_a_schema_that_nothing_satisfies_is_refused_in_plain_words(checker: GrammarChecker) -> None:
+    assert (await checker.why_not(schema({"$ref": "#"}))).startswith("no answer can keep to it")
+
+
 async def test_what_takes_too_long_is_ended_and_the_next_one_is_served(spec: TokenizerSpec) -> None:
     """Behaviour 59, of grammars: bounded in time, whatever llguidance's own limits are."""
     checker = GrammarChecker(spec, try_s=1.0)
