@@ -45,6 +45,7 @@ from router.index import Sketch
 from router.metrics import RouterMetrics, ask_loop
 from router.siblings import Place, Siblings
 from router.truthful_health import truthful_health
+from router.workers.gathering import Gathering
 from router.workers.registry import WorkerRegistry
 
 SERVICES = ("radixfleet.v1.Inference", "radixfleet.v1.Fleet")
@@ -62,6 +63,7 @@ class Router:
     """host:port of the gRPC server, as one on this machine reaches it."""
     metrics_port: int
     registry: WorkerRegistry
+    gathering: Gathering
     gate: Gate
     sketch: Sketch
     look_aside: LookAside
@@ -119,6 +121,7 @@ async def running_router(
             address=local_address(settings.host, port),
             metrics_port=metrics_server.port,
             registry=core.registry,
+            gathering=core.gathering,
             gate=core.gate,
             sketch=core.sketch,
             look_aside=core.look_aside,
@@ -212,6 +215,7 @@ async def drain(router: Router, grace_s: float) -> None:
     stopping = asyncio.create_task(router.server.stop(grace_s + _FLUSH_S))
     if router.http is not None:
         router.http.stop_accepting()
+    router.gathering.close()
     if not await router.log.wait_until_idle(grace_s):
         router.log.cut()
     await router.server.stop(_FLUSH_S)

@@ -47,6 +47,7 @@ class Core:
     sketch: Sketch
     prompts: Prompts
     chooser: Chooser
+    gathering: Gathering
     gate: Gate
     dispatcher: Dispatcher
     look_aside: LookAside
@@ -128,6 +129,7 @@ async def running_core(
             sketch=sketch,
             prompts=prompts,
             chooser=chooser,
+            gathering=gathering,
             gate=gate,
             dispatcher=dispatcher,
             look_aside=look_aside,

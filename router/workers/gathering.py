@@ -15,6 +15,7 @@ import asyncio
 from contextlib import suppress
 
 from radixfleet.clock import Clock
+from radixfleet.errors import Unavailable
 from router.metrics import RouterMetrics
 from router.workers.registry import WorkerRegistry
 
@@ -22,6 +23,7 @@ GATHER_S = 3.0
 """Workers that are there have registered by then: they are told by the end of their connection to a predecessor."""
 DIAL_S = 8.0
 """A known worker may take so long to answer for the first time, on a machine where all comes back at once."""
+_RETRY_AFTER_S = 1.0
 _LATE_S = 0.001
 """Timers may fire a little early."""
 
@@ -52,6 +54,7 @@ class Gathering:
         self._gathered_at_s = clock.now() + gather_s
         self._dialled_at_s = clock.now() + max(gather_s, dial_s)
         self._is_over = False
+        self._is_closed = False
         self._served: dict[str, asyncio.Event] = {}
         """Of each model that is waited for."""
         self._num_waiting = 0
@@ -73,7 +76,7 @@ class Gathering:
         return may_come or any(worker.updated_at_s is None for worker in known)
 
     async def until_served(self, model: str) -> None:
-        """Return when there is nothing to wait for any more: mostly at once."""
+        """Return when there is nothing to wait for any more: mostly at once. Raises Unavailable if the router stops."""
         if not self.awaits(model) or self._num_waiting >= self._max_waiting:
             return
         served = self._served.setdefault(model, asyncio.Event())
@@ -91,6 +94,13 @@ class Gathering:
             self._num_waiting -= 1
             self._metrics.queued.dec()
             self._metrics.queue_s.observe(self._clock.now() - began_s)
+        if self._is_closed:
+            raise Unavailable("the router stops: nothing has begun, ask another one", retry_after_s=_RETRY_AFTER_S)
+
+    def close(self) -> None:
+        """The router stops: nobody waits any longer."""
+        self._is_over = self._is_closed = True
+        self.stir()
 
     def stir(self) -> None:
         """Let those go on who can, soon: many workers may come in one turn of the event loop."""

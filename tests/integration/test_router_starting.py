@@ -12,6 +12,7 @@ from radixfleet.channel import open_channel
 from radixfleet.errors import Unavailable, UnknownModel
 from radixfleet.types import WorkerStatus
 from radixfleet.v1 import fleet_pb2
+from router.app import drain
 from tests.support.http_client import get, post
 from tests.support.look_aside import both_forms, ids_request, outcome
 from tests.support.router_fixture import Fleet, fake_worker, running_fleet
@@ -106,6 +107,18 @@ async def test_a_client_that_leaves_waits_no_more() -> None:
         await until(lambda: num_waiting(fleet) == 1, "the request waits")
         asking.cancel()
         await until(lambda: num_waiting(fleet) == 0, "it left")
+
+
+@pytest.mark.usefixtures("_long")
+async def test_a_router_that_stops_lets_nobody_wait() -> None:
+    async with running_fleet([], http_port=0) as fleet:
+        body = {"prompt": "hello", "max_tokens": 4}
+        asking = asyncio.create_task(post(fleet.router.http_port, "/v1/completions", body))
+        await until(lambda: num_waiting(fleet) == 1, "the request waits")
+        stopping = asyncio.create_task(drain(fleet.router, 120.0))
+        answer = await asking
+        assert (answer.status, answer.json["error"]["message"].split(":")[0]) == (503, "the router stops")
+        await stopping
 
 
 @pytest.mark.usefixtures("_long")
