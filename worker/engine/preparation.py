@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +26,8 @@ class Preparation:
         """`compile_grammar`: tells why a grammar cannot be used, or ""; called on the other thread."""
         self._compile = compile_grammar
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-        self._answers: SimpleQueue[Compiled] = SimpleQueue()
+        self._lock = threading.Lock()  # an answer and its byte come and go as one
+        self._answers: list[Compiled] = []
         self._wakeup, self._waker = os.pipe()
         os.set_blocking(self._wakeup, False)
 
@@ -36,13 +37,10 @@ class Preparation:
 
     def take(self) -> list[Compiled]:
         """The answers since the last call."""
-        # First the pipe, then the queue: an answer is put before its byte, so none is left without a wakeup.
-        with suppress(BlockingIOError):
-            os.read(self._wakeup, select.PIPE_BUF)
-        answers = []
-        with suppress(Empty):
-            while True:
-                answers.append(self._answers.get_nowait())
+        with self._lock:
+            with suppress(BlockingIOError):
+                os.read(self._wakeup, select.PIPE_BUF)
+            answers, self._answers = self._answers, []
         return answers
 
     def fileno(self) -> int:
@@ -55,8 +53,10 @@ class Preparation:
         except Exception:
             log.exception("a grammar could not be compiled", kind=order.grammar.kind)
             refusal = "it could not be compiled"
-        self._answers.put(Compiled(order.ticket, refusal))
-        os.write(self._waker, b"\0")
+        with self._lock:
+            if not self._answers:
+                os.write(self._waker, b"\0")
+            self._answers.append(Compiled(order.ticket, refusal))
 
     def __enter__(self) -> Self:
         """Leaving the block drops what has not begun, and waits for the one that has."""

@@ -39,6 +39,15 @@ def test_answers_come_in_the_order_of_the_orders_and_wake_who_waits() -> None:
         assert not readable(preparation, 0)
 
 
+def test_an_answer_that_was_taken_leaves_no_wakeup() -> None:
+    with Preparation(lambda _: "") as preparation:
+        for number in range(300):
+            preparation.begin(Compile(number, regex("a")))
+            while not preparation.take():  # as early as can be: between the answer and its wakeup, were they two things
+                pass
+            assert not readable(preparation, 0)
+
+
 def test_work_is_done_beside_the_caller() -> None:
     """Behaviour 59, of grammars: who asks goes on at once."""
     gate = threading.Event()
