@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deploy.plan_warning import context_warning
 from deploy.planning import Wanted, alternatives, capacity, explanation, fits
 from radixfleet.settings import format_bytes
 from worker.memory.plan import MemoryPlan, MemoryPlanError
@@ -22,7 +23,10 @@ def planned(wanted: Wanted) -> tuple[MemoryPlan | None, str]:
 
 
 def as_object(wanted: Wanted) -> dict[str, Any]:
-    """Everything that the text says, in bytes and tokens. `fits`: the model runs, with a useful KV pool."""
+    """Everything that the text says, in bytes and tokens. `fits`: the model runs, with a useful KV pool.
+
+    `warning`: empty, or why requests of the model's own limit are refused, and what helps.
+    """
     plan, advice = planned(wanted)
     return {
         "model": wanted.model,
@@ -41,6 +45,7 @@ def as_object(wanted: Wanted) -> dict[str, Any]:
         "pools": dataclasses.asdict(plan.pools()) if plan is not None else None,
         "kv_tokens": plan.kv_tokens if plan is not None else 0,
         "explanation": explanation(wanted),
+        "warning": context_warning(wanted),
         "alternatives": list(alternatives(wanted)) if fits(wanted) is None else [],
     }
 
@@ -62,6 +67,8 @@ def print_report(console: Console, wanted: Wanted) -> None:
         console.print(f"  {capacity(wanted, plan)}")
     if fits(wanted) is None:
         _print_alternatives(console, wanted, is_tight=plan is not None)
+    for line, text in enumerate(context_warning(wanted)):
+        console.print(f"  {text}" if line else f"[bold yellow]warning:[/bold yellow] {text}")
 
 
 def _print_alternatives(console: Console, wanted: Wanted, *, is_tight: bool) -> None:

@@ -103,6 +103,42 @@ def test_a_context_that_was_asked_for_must_fit() -> None:
     assert any(text.startswith("bfloat16 on B200-180") for text in larger)
 
 
+def test_a_pool_below_the_models_own_limit_is_a_warning_with_what_to_change(radixfleet: Run) -> None:
+    """It runs; but a request that the model allows would be refused, and nobody would have known."""
+    code, out, _ = radixfleet("doctor", "--plan", "--model", "llama-3.1-8b", "--device", "24GiB")
+    assert code == 0
+    _, found, advice = out.partition("warning:")
+    assert found
+    assert "66,640 tokens, less than one request of the model's own limit of 131,072" in advice
+    assert "--context-length 66640" in advice
+    assert "int4 on a device of 24.0 GiB" in advice
+    assert "bfloat16 on A100-40" in advice
+    assert "--mem-fraction-static" not in advice, "no share is enough on this device"
+
+
+def test_a_share_that_would_hold_the_models_limit_is_proposed(radixfleet: Run) -> None:
+    small = ["--model", "llama-3.1-8b", "--device", "34GiB", "--mem-fraction-static"]
+    code, told = plan(radixfleet, *small, "0.8")
+    assert code == 0
+    assert "Raise --mem-fraction-static to 0.841 or more" in str(told["warning"])
+    assert plan(radixfleet, *small, "0.841")[1]["warning"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model", "llama-3.1-8b", "--device", "H100-80"],
+        ["--model", "llama-3.1-8b", "--device", "24GiB", "--context-length", "66640"],
+        ["--model", "llama-3.1-70b", "--device", "H100-80"],
+    ],
+)
+def test_no_warning_where_the_longest_request_fits_or_an_error_has_said_it(
+    radixfleet: Run, arguments: list[str]
+) -> None:
+    assert plan(radixfleet, *arguments)[1]["warning"] == []
+    assert "warning" not in radixfleet("doctor", "--plan", *arguments)[1]
+
+
 def test_where_nothing_fits_it_says_so(radixfleet: Run) -> None:
     code, out, _ = radixfleet("doctor", "--plan", "--model", "llama-3.1-405b", "--device", "2GiB", "--dtype", "int4")
     assert code == 1
