@@ -67,8 +67,8 @@ def print_report(console: Console, wanted: Wanted) -> None:
         console.print(f"  {capacity(wanted, plan)}")
     if fits(wanted) is None:
         _print_alternatives(console, wanted, is_tight=plan is not None)
-    for line, text in enumerate(context_warning(wanted)):
-        console.print(f"  {text}" if line else f"[bold yellow]warning:[/bold yellow] {text}")
+    for number, text in enumerate(context_warning(wanted)):
+        console.print(f"  {text}" if number else f"[bold yellow]warning:[/bold yellow] {text}")
 
 
 def _print_alternatives(console: Console, wanted: Wanted, *, is_tight: bool) -> None:

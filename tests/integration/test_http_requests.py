@@ -168,6 +168,21 @@ async def test_inputs_at_the_edges() -> None:
             assert (await post(fleet.port, CHAT, HI)).status == 200
 
 
+async def test_a_completion_whose_client_names_no_limit_gets_what_the_context_leaves() -> None:
+    """As a chat does: 16 tokens that nobody asked for are no reason to refuse a prompt. A limit that was named is one."""
+    context, path = 65_536, "/v1/completions"
+    near = {"prompt": "x" * (context - 5), "ignore_eos": True}
+    async with http_fleet() as fleet:
+        answer = await post(fleet.port, path, near)
+        assert answer.status == 200, answer.body
+        assert answer.json["usage"]["completion_tokens"] == 5
+        assert (await post(fleet.port, path, near | {"prompt": "x"})).json["usage"]["completion_tokens"] == 16
+        refused = await post(fleet.port, path, near | {"max_tokens": 16})
+        assert (refused.status, refused.error["param"]) == (400, "max_tokens")
+        full = await post(fleet.port, path, near | {"prompt": "x" * context})
+        assert (full.status, full.error["param"]) == (400, "prompt")
+
+
 async def test_a_body_that_is_too_large_is_refused_by_the_setting() -> None:
     """Behaviour 41."""
     async with running_fleet(1, http_port=0, max_message_bytes=1024**2) as fleet:

@@ -66,7 +66,8 @@ class Generating:
         try:
             with self._log.follow(request_id, _no_deadline) as record:
                 prepared = await self._prompts.prepare(request)
-                self._fill_context(prepared)
+                if not plan.names_limit:
+                    self._keep_to_context(prepared)
                 choices.begin(prepared, self._prompts.model(prepared.model))
 
                 async def send(reply: Reply, _decision: Decision, _retries: int) -> None:
@@ -76,12 +77,12 @@ class Generating:
         except InvalidRequest as error:
             raise in_openai_names(error, constraint=plan.constraint) from None
 
-    def _fill_context(self, request: PreparedRequest) -> None:
-        """Without a limit of the client's, an answer may go on for as long as the context does."""
+    def _keep_to_context(self, request: PreparedRequest) -> None:
+        """Without a limit of the client's, a chat may go on for as long as the context does, a completion's 16 too."""
         sampling = request.message.sampling
         room = self._prompts.room(request)
-        if not sampling.HasField("max_new_tokens") and room > 0:
-            sampling.max_new_tokens = room
+        if room > 0:
+            sampling.max_new_tokens = min(sampling.max_new_tokens, room) if sampling.max_new_tokens else room
 
 
 class GenerateEndpoint(Generic[RequestT]):

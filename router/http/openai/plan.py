@@ -29,6 +29,8 @@ class Plan:
     """One more event at the end, with the usage; null in the others."""
     has_running_usage: bool
     """The usage so far in every event."""
+    names_limit: bool
+    """The client says how long an answer may be; where it does not, what the context leaves is enough."""
     constraint: str
     """The client's name for what the answer has to keep to."""
 
@@ -73,5 +75,6 @@ def _plan(
         is_stream=bool(request.stream),
         has_last_usage=bool(options.include_usage),
         has_running_usage=bool(options.continuous_usage_stats),
+        names_limit=request.max_tokens is not None or getattr(request, "max_completion_tokens", None) is not None,
         constraint=constraint_field(request),
     )

@@ -22,7 +22,7 @@ from router.http.openai.requests import (
 )
 
 _DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's own default for completions."""
+"""OpenAI's own default for completions. Less where the context leaves less: see `Generating`."""
 
 _NAMES = (
     ("sampling.max_new_tokens", "max_tokens"),
