@@ -56,7 +56,7 @@ _FIGURES: Mapping[str, Callable[[Summary], str]] = {
     "p90 ": lambda s: number(1000 * s.inter_token_s.p90),
     "p99 ": lambda s: number(1000 * s.inter_token_s.p99),
     "output tokens/s": lambda s: number(s.output_tokens_per_s),
-    "requests/s": lambda s: number(s.requests_per_s),
+    "answered/s": lambda s: number(s.requests_per_s),
     "within the objective/s": lambda s: number(s.goodput),
     "max/mean work": lambda s: f"{s.max_to_mean_work:.2f}",
     "failed": lambda s: str(s.failed),

@@ -53,6 +53,13 @@ class Demand:
     model: str = ""
     timeout_s: float | None = None
 
+    def asked_rate(self, target: Target) -> float | None:
+        """Requests a second that were asked for, by the user or by the default; None: a trace's own times."""
+        return self._rate(target) if self.workload in CATALOG else self.rate
+
+    def _rate(self, target: Target) -> float:
+        return self.rate or RATE_OF_A_WORKER * max(1, len(target.workers))
+
     def arrivals(self, target: Target) -> list[Arrival]:
         """The requests. Raises UnfitWorkload, TraceError, or OSError for a trace that cannot be read."""
         arrivals = self._made(target)
@@ -73,7 +80,7 @@ class Demand:
                 num_workers=max(1, len(target.workers)),
                 kv_tokens=target.kv_tokens,
                 num_requests=self.requests,
-                requests_per_s=self.rate or RATE_OF_A_WORKER * max(1, len(target.workers)),
+                requests_per_s=self._rate(target),
             )
             return CATALOG[self.workload].make(size).arrivals(vocab_size=target.vocab_size, seed=self.seed)
         path = Path(self.workload)

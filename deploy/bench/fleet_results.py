@@ -16,6 +16,7 @@ from loadtest.catalog import CATALOG
 from loadtest.driver import Driven
 from loadtest.report import html_report
 from loadtest.statistics import Summary
+from loadtest.svg import number
 from loadtest.workloads import Arrival, ceiling
 
 _BUSY, _LATE_S = 0.8, 0.1
@@ -46,11 +47,13 @@ class Run:
 def facts(demand: Demand, run: Run) -> dict[str, str]:
     """What was asked, and of what."""
     entry, arrivals = CATALOG.get(demand.workload), run.arrivals
-    until_s = arrivals[-1].at_s
     prompts = sum(arrival.prompt_tokens for arrival in arrivals) / len(arrivals)
     answers = sum(arrival.max_new_tokens for arrival in arrivals) / len(arrivals)
     scaled = f", lengths x {demand.lengths:g}" if demand.lengths != 1 else ""
-    rate = f"{len(arrivals) / until_s:.1f} a second" if until_s else "all at once"
+    asked, sent = asked_and_sent_rate(demand, run)
+    rate = f"sent at {number(sent)} a second" if sent is not None else "sent all at once"
+    if asked is not None:
+        rate += f" (asked for: {number(asked)}, at random moments)"
     return {
         "workload": (f"{demand.workload}: {entry.text}" if entry else demand.workload) + scaled,
         "requests": f"{len(arrivals)}, {rate}; seed {demand.seed}",
@@ -58,6 +61,12 @@ def facts(demand: Demand, run: Run) -> dict[str, str]:
         "ceiling": f"{ceiling(arrivals):.3f} of the prompt tokens came before",
         "fleet": f"{len(run.target.workers)} workers, {run.target.kv_tokens:,} tokens of KV",
     }
+
+
+def asked_and_sent_rate(demand: Demand, run: Run) -> tuple[float | None, float | None]:
+    """Requests a second that were asked for (None: a trace's own times), and as they were sent (None: all at once)."""
+    until_s = run.arrivals[-1].at_s
+    return (demand.asked_rate(run.target), len(run.arrivals) / until_s) if until_s else (None, None)
 
 
 def warnings(runs: Sequence[Run]) -> list[str]:
@@ -104,7 +113,8 @@ def write_report(path: Path, demand: Demand, runs: Sequence[Run], summaries: Seq
 
 
 def as_object(demand: Demand, runs: Sequence[Run], summaries: Sequence[Summary]) -> dict[str, Any]:
-    """For scripts."""
+    """For scripts. `rates`, requests a second: asked for (None: a trace's own times), sent (None: all at once), and
+    answered to the end; `requests_per_s` is the last of them."""
     return {
         "demand": dataclasses.asdict(demand),
         "facts": facts(demand, runs[0]),
@@ -112,6 +122,7 @@ def as_object(demand: Demand, runs: Sequence[Run], summaries: Sequence[Summary])
         "runs": [
             dataclasses.asdict(summary)
             | {
+                "rates": _rates(demand, run, summary),
                 "max_to_mean_work": summary.max_to_mean_work,
                 "prediction_error": summary.prediction_error,
                 "sent_late_s_p99": run.driven.late_s,
@@ -121,3 +132,8 @@ def as_object(demand: Demand, runs: Sequence[Run], summaries: Sequence[Summary])
             for run, summary in zip(runs, summaries, strict=True)
         ],
     }
+
+
+def _rates(demand: Demand, run: Run, summary: Summary) -> dict[str, float | None]:
+    asked, sent = asked_and_sent_rate(demand, run)
+    return {"asked_per_s": asked, "sent_per_s": sent, "answered_per_s": summary.requests_per_s}

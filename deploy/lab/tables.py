@@ -49,7 +49,7 @@ def _latencies(summaries: Sequence[Summary]) -> Table:
 
 
 def _throughput(summaries: Sequence[Summary]) -> Table:
-    table = _table("a second", "tokens out", "requests", "good ones", "max/mean work", "busy", "failed")
+    table = _table("a second", "tokens out", "answered", "good ones", "max/mean work", "busy", "failed")
     for summary in summaries:
         table.add_row(
             summary.policy,
@@ -60,6 +60,10 @@ def _throughput(summaries: Sequence[Summary]) -> Table:
             "-" if summary.busy_share is None else f"{summary.busy_share:.2f}",
             str(summary.failed),
         )
+    table.caption = (
+        "tokens and requests answered to the end, over the whole time from the first to the last answer's end"
+    )
+    table.caption_justify = "left"
     return table
 
 

@@ -169,7 +169,7 @@ async def test_inputs_at_the_edges() -> None:
 
 
 async def test_a_completion_whose_client_names_no_limit_gets_what_the_context_leaves() -> None:
-    """As a chat does: 16 tokens that nobody asked for are no reason to refuse a prompt. A limit that was named is one."""
+    """As a chat does: 16 tokens that nobody asked for are no reason to refuse a prompt. A named limit is one."""
     context, path = 65_536, "/v1/completions"
     near = {"prompt": "x" * (context - 5), "ignore_eos": True}
     async with http_fleet() as fleet:
