@@ -14,12 +14,7 @@ arrays, so a match costs a dictionary lookup a node and a memory comparison a to
             walks its prefix again. Where the handle's own node is a leaf that nobody else holds, it grows instead: a
             prompt computed in a hundred chunks is one node, found as fast as if it had come whole.
     unlock  count one lock less from the handle up to the root. Nodes left without a lock join the eviction order.
-    evict   take pages from the least recently used leaf, from its tail, until enough are free.
-
-Eviction order. `_evictable` holds every unlocked node, least recently used first. A node is in use until its last lock
-goes. Unlock walks upwards, and a parent never loses its last lock before its child, so in this order every node comes
-after all its descendants: the first entry is always a leaf, and eviction takes entries without ever searching the tree.
-A split needs no place in the order, because whoever causes it locks the new parent at once.
+    evict   take pages from the least recently used leaf (`Locks.order`), from its tail, until enough are free.
 
 Who has a page:
 
@@ -45,9 +40,7 @@ Routing blocks. A node has the chained hashes of the 64-token blocks that end in
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Generator, Iterator
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,85 +49,24 @@ from radixfleet.blocks import BLOCK_TOKENS
 from worker.core.messages import BlockRun
 from worker.core.step import Int32Array
 from worker.memory.block_events import BlockEvents, HashArray
+from worker.memory.cached_prefix import NO_PAGES, Handle, Inserted, Match, Namespace
+from worker.memory.locks import Locks
 from worker.memory.page_allocator import PageAllocator, PageError
-from worker.memory.portions import PER_NODE, Portions
+from worker.memory.portions import Portions
+from worker.memory.radix_invariants import checks
 from worker.memory.radix_tree import (
     Node,
     Root,
-    check_node,
     common_length,
     grow,
     hang,
     hashes_behind,
     make_root,
-    pages_of_prefix,
     run_behind,
     run_of,
     split,
     trim,
 )
-
-Namespace = tuple[str, ...]
-
-_NO_PAGES: Int32Array = np.empty(0, dtype=np.int32)
-
-
-class Match(NamedTuple):
-    """The longest cached prefix found. Protects nothing: lock it before anything is inserted, allocated or evicted."""
-
-    length: int
-    """Tokens, a multiple of the page size."""
-    page_size: int
-    namespace: Namespace
-    node: Node | None
-    """Where the match ended, the root where nothing matched; None when the namespace is empty."""
-    cuts: int = 0
-    """The node's, so that a later match of the same tokens knows whether it may go on from here, ..."""
-    changes: int = 0
-    """... and this one's, whether it need not look at all."""
-
-    @property
-    def is_current(self) -> bool:
-        """The same tokens with the same limit match the same prefix now."""
-        return self.node is not None and self.node.changes == self.changes
-
-    @property
-    def pages(self) -> Int32Array:
-        """int32 [length / page_size]. Raises PageError when the tree has lost some of them since."""
-        if self.node is None:
-            return _joined([])
-        return _joined(pages_of_prefix(self.node, self.length // self.page_size, self.page_size))
-
-
-class Handle:
-    """One request's lock on a prefix and all that leads to it. Made by `lock`, moved by `insert`, ended by `unlock`."""
-
-    __slots__ = ("_node",)
-
-    def __init__(self, node: Node) -> None:
-        self._node: Node | None = node
-
-    @property
-    def node(self) -> Node:
-        """Where the prefix ends. Raises PageError once unlocked."""
-        if self._node is None:
-            raise PageError("the handle was unlocked already")
-        return self._node
-
-    @property
-    def length(self) -> int:
-        """Tokens of the locked prefix."""
-        return self.node.end
-
-
-class Inserted(NamedTuple):
-    """What `insert` did with the pages from position `start` on: from the handle's old end to its new one."""
-
-    start: int
-    pages: Int32Array
-    """The tree's pages for them: the request's own where it was first."""
-    duplicate_pages: Int32Array
-    """Pages that the tree did not take: the request's, to free when no launched step reads them. Named once."""
 
 
 class RadixCache:
@@ -150,29 +82,27 @@ class RadixCache:
         self.block_events = BlockEvents()
         self._allocator = allocator
         self._roots: dict[Namespace, Root] = {}
-        self._evictable: OrderedDict[Node, None] = OrderedDict()
-        self._evictable_pages = 0
-        self._protected_pages = 0
+        self._locks = Locks()
 
     @property
     def evictable_pages(self) -> int:
         """Pages that `evict` could free now."""
-        return self._evictable_pages
+        return self._locks.evictable_pages
 
     @property
     def protected_pages(self) -> int:
         """Pages under a lock."""
-        return self._protected_pages
+        return self._locks.protected_pages
 
     @property
     def total_pages(self) -> int:
         """Pages in the tree."""
-        return self._evictable_pages + self._protected_pages
+        return self._locks.total_pages
 
     @property
     def available_pages(self) -> int:
         """Pages that `allocate` can give: free ones and evictable ones."""
-        return self._allocator.free_pages + self._evictable_pages
+        return self._allocator.free_pages + self._locks.evictable_pages
 
     def match(
         self, namespace: Namespace, tokens: Int32Array, limit: int | None = None, *, known: Match | None = None
@@ -189,27 +119,23 @@ class RadixCache:
         page_size = self.page_size
         end = len(tokens) if limit is None else min(limit, len(tokens))
         end -= end % page_size
-        found, position = _still_there(known)
+        found, position = (None, 0) if known is None else known.still_there()
         if found is None:
             found = self._roots.get(namespace)
-        node = found
-        if found is not None and position < found.end:
-            # It left the node's run here, unless the node has grown since.
-            begin = position - found.start
-            if position < end and _page_at(found.tokens, begin, page_size) == _page_at(tokens, position, page_size):
-                position += self._common_pages(found.tokens[begin:], tokens[position:end])
-            node = found if position == found.end else None
-        while node is not None and position < end:
-            node = node.children.get(_page_at(tokens, position, page_size))
-            if node is not None:
-                length = self._common_pages(node.tokens, tokens[position:end])
-                position += length
-                found = node
-                if length < len(node.tokens):
-                    break
         if found is None:
-            return Match(position, page_size, namespace, None)
-        return Match(position, page_size, namespace, found, found.cuts, found.changes)
+            return Match(0, page_size, namespace, None)
+        if position < found.end and position < end:
+            # It left the node's run here, unless the node has grown since.
+            position += self._common_pages(found.tokens[position - found.start :], tokens[position:end])
+        sought = b""
+        while position == found.end and position < end:
+            sought = _page_at(tokens, position, page_size)
+            node = found.children.get(sought)
+            if node is None:
+                break
+            found, sought = node, b""
+            position += self._common_pages(node.tokens, tokens[position:end])
+        return Match(position, page_size, namespace, found, found.cuts, position == found.end, sought)
 
     def lock(self, match: Match) -> Handle:
         """Protect a matched prefix (an empty one too: the handle is what `insert` starts from) until `unlock`.
@@ -230,7 +156,7 @@ class RadixCache:
                 raise PageError("the match is stale: something was evicted since; match again")
             if match.length < node.end:
                 node = split(node, match.length - node.start, self.page_size)
-        self._acquire(node, until=None)
+        self._locks.acquire(node)
         return Handle(node)
 
     def insert(self, handle: Handle, tokens: Int32Array, pages: Int32Array) -> Inserted:
@@ -244,7 +170,7 @@ class RadixCache:
         _check_dtype(tokens)
         start, end = handle.length, len(tokens) - len(tokens) % self.page_size
         if end <= start:
-            return Inserted(start, _NO_PAGES, _NO_PAGES)
+            return Inserted(start, NO_PAGES, NO_PAGES)
         tree_pages = own_pages = pages[start // self.page_size : end // self.page_size]
         if len(own_pages) * self.page_size != end - start:
             raise PageError(f"{len(pages)} pages do not hold {end} tokens")
@@ -261,25 +187,14 @@ class RadixCache:
                 tree_pages = own_pages.copy()
             tree_pages[index : index + len(node.pages)] = node.pages
             position += length
-        self._acquire(node, until=handle.node)
-        handle._node = node
-        duplicates = _NO_PAGES if tree_pages is own_pages else own_pages[own_pages != tree_pages]
+        self._locks.acquire(node, until=handle.node)
+        handle.move(node)
+        duplicates = NO_PAGES if tree_pages is own_pages else own_pages[own_pages != tree_pages]
         return Inserted(start, tree_pages, duplicates)
 
     def unlock(self, handle: Handle) -> None:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
-        node: Node = handle.node
-        handle._node = None
-        while True:
-            node.locks -= 1
-            if node.parent is None:
-                break
-            if not node.locks:
-                self._evictable[node] = None
-                self._protected_pages -= len(node.pages)
-                self._evictable_pages += len(node.pages)
-            node = node.parent
-        self._drop_if_empty(node)
+        self._drop_if_empty(self._locks.release(handle.end()))
 
     def allocate(self, num_pages: int) -> Int32Array | None:
         """`num_pages` pages for a request, evicting what the free list lacks; None, nothing evicted, if too few."""
@@ -290,30 +205,30 @@ class RadixCache:
 
     def evict(self, num_pages: int) -> int:
         """Free `num_pages` pages, or all that are evictable; return how many. O(pages freed), not O(tree)."""
-        num_pages = min(num_pages, self._evictable_pages)
+        num_pages = min(num_pages, self.evictable_pages)
         freed: list[Int32Array] = []
         gone: list[HashArray] = []
         wanted = num_pages
         while wanted > 0:
-            leaf = next(iter(self._evictable))
+            leaf = self._locks.next_leaf
             parent = leaf.parent
+            assert parent is not None, "a root has no pages"
             taken = min(wanted, len(leaf.pages))
             pages, hashes = trim(leaf, len(leaf.pages) - taken, self.page_size)
-            if leaf.parent is None and parent is not None:
-                del self._evictable[leaf]
+            self._locks.evicted(leaf, taken)
+            if leaf.parent is None:
                 self._drop_if_empty(parent)
             freed.append(pages)
             gone.append(hashes)
             wanted -= taken
         if freed:
-            self._evictable_pages -= num_pages
             self.block_events.evict(np.concatenate(gone))
             self._allocator.free(np.concatenate(freed))
         return max(num_pages, 0)
 
     def flush(self) -> int:
         """Drop every prefix that is not locked; return the pages freed."""
-        return self.evict(self._evictable_pages)
+        return self.evict(self.evictable_pages)
 
     def check(self) -> None:
         """Verify every invariant of tree and books; raises PageError. O(tree): for tests."""
@@ -325,44 +240,7 @@ class RadixCache:
 
         Returns which pages are in the tree, bool [num_pages].
         """
-        in_tree = np.zeros(self._allocator.num_pages, dtype=np.bool_)
-        locks_below: Counter[Node] = Counter()
-        evictable = protected = num_unlocked = 0
-        for node in self.nodes():
-            check_node(node, self.page_size)
-            if isinstance(node, Root):
-                _expect(bool(node.children or node.locks), "a namespace is empty")
-            else:
-                _expect(not in_tree[node.pages].any(), "a page is in the tree twice")
-                _expect(not self._allocator.is_free(node.pages).any(), "a page of the tree is on the free list")
-                in_tree[node.pages] = True
-            if node.locks and node.parent is not None:
-                locks_below[node.parent] += node.locks
-            if node.locks or isinstance(node, Root):
-                protected += len(node.pages)
-            else:
-                _expect(node in self._evictable, "the eviction order does not hold just the unlocked nodes")
-                num_unlocked += 1
-                evictable += len(node.pages)
-            if portions.spend(PER_NODE + len(node.tokens)):
-                yield
-        for node, locks in locks_below.items():
-            _expect(node.locks >= locks, "a node has fewer locks than its children")
-        _expect(num_unlocked == len(self._evictable), "the eviction order does not hold just the unlocked nodes")
-        _expect(evictable == self._evictable_pages, "evictable pages are miscounted")
-        _expect(protected == self._protected_pages, "protected pages are miscounted")
-        _expect(int(np.count_nonzero(in_tree)) == self.total_pages, "a page is in the tree twice")
-        yield from self._check_order(portions)
-        return in_tree
-
-    def _check_order(self, portions: Portions) -> Iterator[None]:
-        evicted: set[Node] = set()
-        for node in self._evictable:
-            for child in node.children.values():
-                _expect(child in evicted, "a node is to be evicted before its child")
-            evicted.add(node)
-            if portions.spend(PER_NODE // 16):
-                yield
+        return checks(self.nodes(), self._locks, self._allocator, portions)
 
     def block_hashes(self) -> HashArray:
         """Hashes of all cached routing blocks, ascending: the digest that deltas build on. O(tree)."""
@@ -395,41 +273,15 @@ class RadixCache:
         # A node that another handle is at must keep its end, and one with children its place above them.
         if node is handle.node and node.locks == 1 and not node.children and not isinstance(node, Root):
             grow(node, tokens, pages, hashes)
-            self._protected_pages += len(pages)
+            self._locks.grown(len(pages))
             return node
-        # Counted as evictable for a moment: whoever adds it locks it.
-        self._evictable_pages += len(pages)
+        self._locks.hung(len(pages))
         return hang(node, tokens, pages, hashes, self.page_size)
-
-    def _acquire(self, node: Node, until: Node | None) -> None:
-        """One lock more from `node` up to, but without, `until`; with None up to the root."""
-        above: Node | None = node
-        while above is not None and above is not until:
-            if not above.locks and above.parent is not None:
-                self._evictable.pop(above, None)
-                self._evictable_pages -= len(above.pages)
-                self._protected_pages += len(above.pages)
-            above.locks += 1
-            above = above.parent
 
     def _drop_if_empty(self, node: Node) -> None:
         if isinstance(node, Root) and not node.children and not node.locks:
             del self._roots[node.namespace]
-            node.changes += 1
-
-
-def _still_there(known: Match | None) -> tuple[Node | None, int]:
-    """(where an earlier match ends now, its length); (None, 0) where it has to be found again.
-
-    It is there as long as its node is in the tree and was never cut: the path to it can only have been split.
-    """
-    if known is None or known.node is None or known.node.parent is None or known.node.cuts != known.cuts:
-        return None, 0
-    node = known.node
-    while known.length <= node.start:
-        assert node.parent is not None, "a match has tokens, and a root has none"
-        node = node.parent
-    return node, known.length
+            node.cuts += 1
 
 
 def _page_at(tokens: Int32Array, position: int, page_size: int) -> bytes:
@@ -437,16 +289,7 @@ def _page_at(tokens: Int32Array, position: int, page_size: int) -> bytes:
     return tokens[position : position + page_size].tobytes()
 
 
-def _joined(parts: list[Int32Array]) -> Int32Array:
-    return np.concatenate(parts) if parts else _NO_PAGES
-
-
 def _check_dtype(tokens: Int32Array) -> None:
     # Keys are the bytes of tokens: with another item size nothing would ever match, and nobody would notice.
     if tokens.dtype != np.int32:
         raise TypeError(f"tokens are int32, not {tokens.dtype}")
-
-
-def _expect(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as an assertion, which -O would drop
-    if not holds:
-        raise PageError(otherwise)

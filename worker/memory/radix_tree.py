@@ -37,9 +37,7 @@ class Node:
     locks: int = 0
     """Handles at this node or below it."""
     cuts: int = 0
-    """Times that its end was evicted: what ends in it now may not be what ended there before."""
-    changes: int = 0
-    """Times that anything was done to its run or its children, so that a match which ends in it may be another now."""
+    """Times that its end was evicted, or a root dropped: what ends in it now may not be what ended there before."""
 
     @property
     def end(self) -> int:
@@ -117,13 +115,11 @@ def hang(parent: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray,
     own = tokens[parent.end :].copy()
     child = Node(tokens=own, pages=pages.copy(), start=parent.end, parent=parent, hashes=hashes)
     parent.children[own[:page_size].tobytes()] = child
-    parent.changes += 1
     return child
 
 
 def grow(leaf: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray) -> None:
     """Lengthen a leaf by what of `tokens` (from position 0) is behind it, with its pages and block hashes."""
-    leaf.changes += 1
     leaf.tokens, leaf.pages, leaf.hashes = (
         np.concatenate([leaf.tokens, tokens[leaf.end :]]),
         np.concatenate([leaf.pages, pages]),
@@ -157,7 +153,6 @@ def split(node: Node, length: int, page_size: int) -> Node:
     node.pages = node.pages[length // page_size :].copy()
     node.hashes = node.hashes[cut:].copy()
     node.start = upper.end
-    node.changes += 1
     node.parent = upper
     upper.children[node.tokens[:page_size].tobytes()] = node
     return upper
@@ -177,7 +172,6 @@ def trim(leaf: Node, pages_kept: int, page_size: int) -> tuple[Int32Array, HashA
     blocks_kept = num_blocks(leaf.start, leaf.start + pages_kept * page_size)
     pages, hashes = leaf.pages[pages_kept:], leaf.hashes[blocks_kept:]
     leaf.cuts += 1
-    leaf.changes += 1
     leaf.tokens = _shortened(leaf.tokens, pages_kept * page_size)
     leaf.pages = _shortened(leaf.pages, pages_kept)
     leaf.hashes = leaf.hashes[:blocks_kept]

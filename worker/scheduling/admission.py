@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from worker.memory.cached_prefix import Match
 from worker.memory.page_allocator import pages_for
-from worker.memory.radix_cache import Match
 from worker.scheduling.assembly import Piece
 from worker.scheduling.forecast import Forecast, GrowthShare
 from worker.scheduling.holdings import Holding, Holdings

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from worker.core.step import Int32Array
+from worker.memory.cached_prefix import Handle
 from worker.memory.page_allocator import PageAllocator, pages_for
-from worker.memory.radix_cache import Handle, RadixCache
+from worker.memory.radix_cache import RadixCache
 from worker.memory.req_to_token import ReqToTokenPool
 from worker.scheduling.rows import RowIndex, Rows
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from worker.core.messages import Submit
 from worker.core.step import Int32Array
-from worker.memory.radix_cache import Match
+from worker.memory.cached_prefix import Match
 from worker.scheduling.holdings import Holding
 
 

@@ -117,6 +117,43 @@ class TestGoingOn:
         pool.put(range(50, 70))
         assert pool.cache.match(NAMESPACE, tokens, known=known) is known
 
+    def test_what_others_add_behind_the_same_prefix_leaves_a_match_as_it_is(self, pool: Pool) -> None:
+        """Behind a hot prefix something is added in every step."""
+        for first in (50, 60):
+            pool.put([*range(12), *range(first, first + 4)])
+        tokens = int32(range(40))
+        known = pool.cache.match(NAMESPACE, tokens)
+        assert known.length == 12
+        pool.put([*range(12), 70, 71, 72, 73])
+        assert known.is_current
+        assert pool.cache.match(NAMESPACE, tokens, known=known) is known
+        pool.put(range(20))
+        assert not known.is_current
+        assert pool.cache.match(NAMESPACE, tokens, known=known).length == 20
+
+    @pytest.mark.parametrize(("length", "is_current"), [(4, True), (8, False), (12, False)])
+    def test_a_match_that_ends_within_a_run_stands_while_the_run_is_whole_there(
+        self, pool: Pool, length: int, is_current: bool
+    ) -> None:
+        """`length`: where the run is split by another prompt."""
+        pool.put(range(16))
+        tokens = int32([*range(8), 70, 71, 72, 73])
+        known = pool.cache.match(NAMESPACE, tokens)
+        assert known.length == 8
+        pool.put([*range(length), 90, 91, 92, 93])
+        assert known.is_current == is_current
+        assert pool.cache.match(NAMESPACE, tokens, known=known).length == 8
+
+    def test_a_namespace_that_went_and_came_again_is_another(self, pool: Pool) -> None:
+        first = pool.sequence(range(8))
+        known = pool.cache.match(NAMESPACE, int32(range(8)))
+        assert known.is_current
+        first.abort()
+        assert not known.is_current
+        pool.put(range(8))
+        assert not known.is_current
+        assert pool.cache.match(NAMESPACE, int32(range(8)), known=known).length == 8
+
     @pytest.mark.parametrize("known_tokens", [0, 8, 12])
     def test_what_came_since_is_found(self, pool: Pool, known_tokens: int) -> None:
         pool.put(range(known_tokens))

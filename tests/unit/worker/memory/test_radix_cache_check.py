@@ -27,12 +27,12 @@ class TestCheck:
             pool.cache.check()
 
     def test_wrong_counts(self) -> None:
-        self.broken(lambda pool, _: setattr(pool.cache, "_evictable_pages", 3), "evictable pages are miscounted")
-        self.broken(lambda pool, _: setattr(pool.cache, "_protected_pages", 3), "protected pages are miscounted")
+        self.broken(lambda pool, _: setattr(pool.cache._locks, "evictable_pages", 3), "evictable pages are miscounted")
+        self.broken(lambda pool, _: setattr(pool.cache._locks, "protected_pages", 3), "protected pages are miscounted")
 
     def test_a_wrong_eviction_order(self) -> None:
-        self.broken(lambda pool, node: pool.cache._evictable.move_to_end(node, last=False), "before its child")
-        self.broken(lambda pool, node: pool.cache._evictable.pop(node), "just the unlocked")
+        self.broken(lambda pool, node: pool.cache._locks.order.move_to_end(node, last=False), "before its child")
+        self.broken(lambda pool, node: pool.cache._locks.order.pop(node), "just the unlocked")
 
     def test_pages_with_two_owners(self) -> None:
         self.broken(lambda pool, node: pool.allocator.free(node.pages[:1]), "free list")

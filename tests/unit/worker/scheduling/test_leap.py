@@ -105,7 +105,7 @@ class Driven:
             [waiting.uid for waiting in scheduler._admission.queue],
             holdings.allocator._stack[: holdings.allocator.free_pages].tolist(),
             scheduler.cache.block_hashes().tolist(),
-            [(node.start, node.end, node.pages.tolist()) for node in scheduler.cache._evictable],
+            [(node.start, node.end, node.pages.tolist()) for node in scheduler.cache._locks.order],
             scheduler.counters.as_dict(),
             scheduler._admission.growth_share.value,
             scheduler.load(),
