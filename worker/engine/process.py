@@ -138,6 +138,7 @@ class ProcessEngine(Conversation):
         self._disconnect(children)
         ending = await (children.kill() if kill else children.end())
         self._children = None
+        self._engine_gone.set()  # for a `stop` that waits: nobody listens to the socket any more
         return ending
 
     def _receive(self, children: Children) -> None:

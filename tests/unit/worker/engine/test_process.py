@@ -1,0 +1,60 @@
+"""The handle over child processes that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from radixfleet.types import WorkerStatus
+from tests.support.engine_fakes import ready
+from worker.core import codec
+from worker.engine import process
+from worker.engine.config import EngineConfig
+from worker.engine.process import ProcessEngine
+from worker.engine.wire import FrameSocket
+from worker.runner.sim import SimRunnerConfig
+
+
+class Undead:
+    """Children that load, then say nothing, and take their time to die."""
+
+    def __init__(self) -> None:
+        self.socket, theirs = FrameSocket.pair()
+        self.engine = self.runner = SimpleNamespace(pid=0)
+        self._engine = FrameSocket(theirs)
+        self._engine.send(codec.encode(ready()))
+        self.killed = asyncio.Event()
+        self.may_die = asyncio.Event()
+
+    async def kill(self) -> str:
+        self.killed.set()
+        return await self.end()
+
+    async def end(self) -> str:
+        await self.may_die.wait()
+        self.socket.close()
+        self._engine.close()
+        return "was killed"
+
+
+async def test_stopping_while_a_stuck_engine_is_killed_waits_for_no_more_than_its_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = Undead()
+    monkeypatch.setattr(process.Children, "spawn", lambda _config: children)
+    config = EngineConfig(
+        runner=SimRunnerConfig(), silent_s=1000, stuck_s=0.01, restart_stuck_s=0.02, stop_grace_s=1000
+    )
+    engine = ProcessEngine(config)
+    await engine.start()
+    async with asyncio.timeout(60):
+        await engine.ready()
+        await children.killed.wait()
+        stopping = asyncio.create_task(engine.stop())
+        await asyncio.sleep(0)
+        children.may_die.set()
+        await stopping
+    assert engine.status is WorkerStatus.FAILED
+    assert engine.child_pids == ()
