@@ -12,8 +12,9 @@ smaller ones; where none is known, there is no wait. A step that ends sooner tha
 next is planned then: an idle device for as long as planning takes, and the expectation is corrected.
 
 Margin: covers planning, the way to the runner, waking up late, and launching. Nobody knows these beforehand, so it is
-learnt from the steps that were planned when they were due: doubled when one lay ready too late, and a little less with
-each that did not.
+learnt from the steps: doubled when one that was planned when it was due lay ready too late, and a little less with each
+that was planned beside another and did not. Those planned at once count there, for a margin that has outgrown the steps
+(the machine stood still for a moment) has each of them planned at once.
 
 Pure; used by the engine's loop alone.
 """
@@ -59,16 +60,16 @@ class Pacing:
 
     def launched(self, num_tokens: int, at_s: float, *, was_due: bool) -> None:
         """A step of so many tokens was handed over. `was_due`: it was held back until `due_s`."""
-        self._in_flight.append(_InFlight(_size_of(num_tokens), at_s, was_due))
+        self._in_flight.append(_InFlight(_size_of(num_tokens), at_s, was_due, is_beside=bool(self._in_flight)))
 
     def ended(self, result: StepResult) -> None:
         """The oldest of the steps in flight has ended."""
         step = self._in_flight.popleft()
-        if step.was_due:
-            if max(step.launched_s, result.ready_s) > self._last_end_s - _AHEAD_S:
-                self.margin_s = min(2 * self.margin_s, _MOST_MARGIN_S)
-            else:
-                self.margin_s = max(self.margin_s * (1 - _SHRINKS_BY), _LEAST_MARGIN_S)
+        is_late = max(step.launched_s, result.ready_s) > self._last_end_s - _AHEAD_S
+        if step.was_due and is_late:
+            self.margin_s = min(2 * self.margin_s, _MOST_MARGIN_S)
+        elif (step.was_due or step.is_beside) and not is_late:
+            self.margin_s = max(self.margin_s * (1 - _SHRINKS_BY), _LEAST_MARGIN_S)
         self._last_end_s = result.ended_s
         self._durations.setdefault(step.size, deque(maxlen=_REMEMBERED)).append(result.ended_s - result.started_s)
 
@@ -85,6 +86,8 @@ class _InFlight(NamedTuple):
     size: int
     launched_s: float
     was_due: bool
+    is_beside: bool
+    """Another was in flight when it was launched."""
 
 
 def _size_of(num_tokens: int) -> int:

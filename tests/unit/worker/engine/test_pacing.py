@@ -118,6 +118,32 @@ def test_the_margin_is_bounded(device: Device) -> None:
     assert device.expected_s(8) < 0
 
 
+def test_a_machine_that_stood_still_for_a_moment_does_not_end_the_waiting_for_good(device: Device) -> None:
+    """The margin has outgrown the steps, so that each is planned at once. They lie ready in time: it narrows again."""
+    device.step(8, 0.030)
+    for _ in range(10):
+        device.step(8, 0.030, late_s=0.010, was_due=True)
+    num_planned_at_once = 0
+    device.pacing.launched(8, device.now_s, was_due=False)
+    while device.pacing.due_s <= device.now_s:
+        device.pacing.launched(8, device.now_s, was_due=False)  # beside the one in flight
+        device.end(0.030, device.now_s)
+        num_planned_at_once += 1
+        assert num_planned_at_once < 500
+    assert num_planned_at_once > 10
+
+
+def test_steps_that_are_planned_at_once_and_late_all_the_same_widen_nothing(device: Device) -> None:
+    """Planning that takes longer than a step cannot begin earlier than at once."""
+    device.step(8, 0.030)
+    margin_s = device.pacing.margin_s
+    device.pacing.launched(8, device.now_s, was_due=False)
+    for _ in range(10):
+        device.pacing.launched(8, device.now_s + 0.031, was_due=False)
+        device.end(0.030, device.now_s)
+    assert device.pacing.margin_s == margin_s
+
+
 @pytest.mark.parametrize("takes_s", [0.0003, 0.003, 0.012])
 def test_few_steps_are_late_whatever_planning_and_launching_take(device: Device, takes_s: float) -> None:
     """The device idles before at most 2 of 100 steps, and for 0.1 % of the time; planning is late in a step."""
