@@ -298,6 +298,21 @@ def test_the_best_flash_package_is_found_and_others_say_why_not() -> None:
         find_flash(device, 4, FakeFlash("vllm_flash_attn").load)
 
 
+@pytest.mark.parametrize(
+    "error", [OSError("undefined symbol"), AssertionError(), DeprecationWarning("old"), KeyError("x")]
+)
+def test_a_flash_package_that_cannot_be_imported_is_passed_by_however_it_fails(error: Exception) -> None:
+    """One that was built for another torch raises what it likes."""
+    others = FakeFlash("flash_attn")
+
+    def load(name: str) -> Any:
+        if name == "vllm.vllm_flash_attn":
+            raise error
+        return others.load(name)
+
+    assert find_flash(torch.device("cpu"), 16, load).module == "flash_attn"
+
+
 def test_attention_that_cannot_be_had_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = AttentionNeeds(load_config(tiny_model()), torch.device("cpu"), torch.float32, 16)
     with pytest.raises(DeviceError, match=r"--attention flash does not work here: .* on GPUs alone"):

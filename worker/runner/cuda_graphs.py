@@ -30,6 +30,9 @@ class CudaRecorder:
             compute()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            compute()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                compute()
+        finally:
+            torch.cuda.set_stream(current)  # torch leaves ours the current one where a record cannot be ended
         return graph.replay

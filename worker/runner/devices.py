@@ -35,6 +35,14 @@ def open_device(name: str) -> torch.device:
     return device
 
 
+def make_current(device: torch.device) -> None:
+    """Have this thread compute there: Triton launches kernels on the current device, wherever their tensors are, and
+    pinned memory is that device's, which would otherwise set up the first GPU for it.
+    """
+    if device.index is not None:  # else it means the current one
+        torch.cuda.set_device(device)
+
+
 def choose_dtype(device: torch.device, setting: Dtype) -> torch.dtype:
     """The dtype of a setting; "auto" is bfloat16 where the device computes it fast.
 

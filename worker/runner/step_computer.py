@@ -20,6 +20,7 @@ from worker.memory.transfers import upload_indices
 from worker.model.llama import LlamaModel
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, RecordableAttention
 from worker.runner.decode_graphs import DecodeGraphs, Record
+from worker.runner.devices import make_current
 from worker.runner.kernels.layers import KernelLayers
 from worker.runner.rows import RowState, flat_rows_and_positions
 from worker.runner.step_sampler import Drawn, Sampled, StepSampler
@@ -78,6 +79,7 @@ class StepComputer:
         `settle_before` settles all launched steps; None: they have. It is called only when the step's masks depend on
         their tokens, after the model's part of the step is launched, so that the device has something to do meanwhile.
         """
+        make_current(self.device)
         self.in_sampling = False
         for row in plan.ends_rows:
             self._sampler.end(row)

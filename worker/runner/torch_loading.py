@@ -45,7 +45,7 @@ from worker.runner.attention.backends import AttentionNeeds, make_attention_back
 from worker.runner.attention.protocol import AttentionBackend
 from worker.runner.cuda_graphs import recorder_for
 from worker.runner.decode_graphs import graph_sizes
-from worker.runner.devices import choose_dtype, open_device, usable_memory
+from worker.runner.devices import choose_dtype, make_current, open_device, usable_memory
 from worker.runner.kernels.layers import KernelLayers, supports
 from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
@@ -97,6 +97,7 @@ class _Loading:
         self._clock = clock
         self._path = Path(config.model_path)
         self._device = open_device(config.device)
+        make_current(self._device)
         if config.deterministic and self._device.type != "cpu":
             _log.warning("deterministic inference is proven on CPUs; on this device, run: pytest -m gpu tests/gpu")
         self._dtype = choose_dtype(self._device, config.dtype)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from worker.runner import devices
-from worker.runner.devices import DeviceError, choose_dtype, open_device, usable_memory
+from worker.runner.devices import DeviceError, choose_dtype, make_current, open_device, usable_memory
 
 CPU = torch.device("cpu")
 
@@ -25,6 +25,14 @@ def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch)
         open_device("gpu")
     with pytest.raises(DeviceError, match="type meta are not supported"):
         open_device("meta")
+
+
+def test_a_gpu_that_is_named_becomes_the_one_that_triton_launches_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        make_current(torch.device(name))
+    assert current == [torch.device("cuda:1")]
 
 
 @pytest.mark.parametrize(
