@@ -16,8 +16,10 @@ With --peers smg sglang-router, beside them, over HTTP, before workers that do a
     smg, sglang-router         client -> their router (cache_aware) -> worker
 
 All of it runs at once, and the ways are asked in turns, a few requests at a time, so that what else happens on the
-machine happens to all. "Added" is a way's time less that of the direct way by the same protocol. Three quarters of each
-prompt is shared by all. Everything shares this machine's cores, the client too: what counts is one row beside another.
+machine happens to all. With --ways, only those are taken; with --against DIRECTORY, a checkout of another version, its
+router is asked too, by ways with a * behind their names. "Added" is a way's time less that of the direct way by the
+same protocol. Three quarters of each prompt is shared by all. Everything shares this machine's cores, the client too:
+what counts is one row beside another.
 Prompts as text are tokenized by the demonstration model's tokenizer where that is here, else by one that makes a token
 of each byte; the peers hash characters, so our prompts of token ids are what compares with them.
 """
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -37,6 +40,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import grpc.aio
 import numpy as np
 import psutil
 
@@ -54,6 +58,7 @@ from worker.model.tokenizer_files import load_tokenizer_spec
 
 LENGTHS = (500, 8_000, 64_000)
 ROUNDS = 6
+WAYS = ("calls", "link", "look-aside", "routed")
 REQUESTS = {1: 30, 32: 128}
 """A round, by concurrency."""
 WHOLE = "whole"
@@ -190,9 +195,10 @@ async def serve_worker(worker_id: str, address_file: Path) -> None:
 
 
 @asynccontextmanager
-async def process(address_file: Path, *arguments: str) -> AsyncIterator[Process]:
-    """A process that writes its address to `address_file`."""
-    child = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments)
+async def process(address_file: Path, *arguments: str, checkout: Path | None = None) -> AsyncIterator[Process]:
+    """A process that writes its address to `address_file`; `checkout`: the code that it runs, if not this."""
+    environment = os.environ | ({"PYTHONPATH": f"{checkout / 'proto'}:{checkout}"} if checkout else {})
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, env=environment, cwd=checkout)
     try:
         async with asyncio.timeout(_START_S):
             while not (address := await asyncio.to_thread(_read, address_file)):  # noqa: ASYNC110  another process
@@ -309,12 +315,14 @@ async def measure(way: Way, questions: Sequence[Question], load: Load) -> list[t
     return times
 
 
-async def bench(loads: Sequence[Load], peers: Sequence[str], rounds: int) -> None:
+async def bench(
+    loads: Sequence[Load], wanted: Sequence[str], peers: Sequence[str], rounds: int, against: Path | None
+) -> None:
     """Every load by every way, in turns."""
     tokenizer = Tokenizer(tokenizer_spec())
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        ways = [*await our_ways(stack, folder)]
+        ways = await our_ways(stack, folder, wanted, against)
         if peers:
             for name, server in (await stack.enter_async_context(router_peers.running_peers(peers))).items():
                 ways.append(Way(name, by_http(server.port), "http direct", server.process))
@@ -324,33 +332,48 @@ async def bench(loads: Sequence[Load], peers: Sequence[str], rounds: int) -> Non
             await one_load(load, ways, tokenizer, rounds)
 
 
-async def our_ways(stack: AsyncExitStack, folder: Path) -> list[Way]:
-    """Two workers, and a router with links and one without before them."""
+async def our_ways(stack: AsyncExitStack, folder: Path, wanted: Sequence[str], against: Path | None) -> list[Way]:
+    """Two workers, and before them a router for each of the `wanted` ways that goes through one."""
     workers = {}
     for name in ("w0", "w1"):
         command = ("tests.bench.bench_router_path", "--serve-worker", name, "--address-file", str(folder / name))
         _, address = await stack.enter_async_context(process(folder / name, *command))
         workers[address] = inference_pb2_grpc.InferenceStub(await stack.enter_async_context(open_channel(address)))
     ways = [Way("direct", straight(next(iter(workers.values()))), "direct")]
-    for switch, name in (("--no-link", "calls"), ("--link", "link")):
-        router, address = await stack.enter_async_context(router_process(folder / name, workers, switch))
-        channel = await stack.enter_async_context(open_channel(address))
-        inference = inference_pb2_grpc.InferenceStub(channel)
-        await until_serving(inference)
-        ways.append(Way(name, straight(inference), "direct", process=router))
-        if name == "link":
-            fleet = fleet_pb2_grpc.FleetStub(channel)
-            asker = RouteAsker(fleet)
-            stack.push_async_callback(asker.close)
-            ways.append(Way("look-aside", look_aside(by_calls(fleet), workers), "direct", process=router))
-            ways.append(Way("routed", look_aside(asker.route, workers), "direct", process=router))
+    for name in wanted:
+        for checkout in (None, against) if against else (None,):
+            mark = "*" if checkout else ""
+            switch = "--no-link" if name == "calls" else "--link"
+            router, address = await stack.enter_async_context(
+                router_process(folder / f"{name}{mark}", workers, switch, checkout=checkout)
+            )
+            channel = await stack.enter_async_context(open_channel(address))
+            await until_serving(inference_pb2_grpc.InferenceStub(channel))
+            ways.append(Way(name + mark, our_way(name, channel, workers, stack), "direct", process=router))
     return ways
 
 
-def router_process(file: Path, workers: Iterable[str], *options: str) -> AbstractAsyncContextManager[Process]:
+def our_way(
+    name: str, channel: grpc.aio.Channel, workers: dict[str, inference_pb2_grpc.InferenceStub], stack: AsyncExitStack
+) -> Callable[[Question, bool], Awaitable[tuple[float, float]]]:
+    """How it is sent to the router at `channel`."""
+    fleet = fleet_pb2_grpc.FleetStub(channel)
+    if name == "look-aside":
+        return look_aside(by_calls(fleet), workers)
+    if name == "routed":
+        asker = RouteAsker(fleet)
+        stack.push_async_callback(asker.close)
+        return look_aside(asker.route, workers)
+    return straight(inference_pb2_grpc.InferenceStub(channel))
+
+
+def router_process(
+    file: Path, workers: Iterable[str], *options: str, checkout: Path | None = None
+) -> AbstractAsyncContextManager[Process]:
     """A router of ours."""
     command = ("router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", "--log-level", "error", *options)
-    return process(file, *command, "--workers", ",".join(workers), "--address-file", str(file))
+    workers_named = ("--workers", ",".join(workers), "--address-file", str(file))
+    return process(file, *command, *workers_named, checkout=checkout)
 
 
 async def one_load(load: Load, ways: Sequence[Way], tokenizer: Tokenizer, rounds: int) -> None:
@@ -407,6 +430,8 @@ def main() -> None:
     parser.add_argument("--at-once", nargs="+", type=int, default=list(REQUESTS), choices=list(REQUESTS))
     parser.add_argument("--whole", action="store_true", help="also answers in one message")
     parser.add_argument("--peers", nargs="*", default=[], choices=list(router_peers.WHEELS))
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--against", type=Path, metavar="DIRECTORY")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--serve-worker", help=argparse.SUPPRESS)
     parser.add_argument("--address-file", type=Path, help=argparse.SUPPRESS)
@@ -417,7 +442,8 @@ def main() -> None:
         shapes = product(
             arguments.forms, arguments.lengths, arguments.at_once, (True, False) if arguments.whole else (True,)
         )
-        asyncio.run(bench([Load(*shape) for shape in shapes], arguments.peers, arguments.rounds))
+        loads = [Load(*shape) for shape in shapes]
+        asyncio.run(bench(loads, arguments.ways, arguments.peers, arguments.rounds, arguments.against))
 
 
 if __name__ == "__main__":
