@@ -10,12 +10,15 @@ A block that watchers are told is cached leaves the set without a word; those th
 requests ended before, are told as gone. A request's end counts only once the engine has reported after it, for that
 report may have the last of what the request left in the cache. A request that is put back, and whose blocks are evicted
 while it waits, is coming again. Pure; one an incarnation.
+
+A single watcher has sent all prompts itself, so nothing is told, nor hashed, until there is another one (`Acceptance`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -101,6 +104,45 @@ class ComingPrompts:
             else:
                 del requests[block]
                 touched[block] = None
+
+
+@dataclass(slots=True, eq=False)
+class _Accepted:
+    """A request that has not ended."""
+
+    block_hashes: Callable[[], Hashes]
+    blocks: list[int] | None = None
+    """What `ComingPrompts.end` takes; None: nobody was told of it."""
+
+
+class Acceptance:
+    """Which accepted requests `ComingPrompts` knows: all, or none of those that came while there was nobody to tell."""
+
+    def __init__(self, coming: ComingPrompts) -> None:
+        self._coming = coming
+        self._untold: dict[_Accepted, None] = {}
+
+    def accept(self, block_hashes: Callable[[], Hashes], *, is_told: bool) -> Callable[[], None]:
+        """A request was submitted; call what it returns at its end. `block_hashes`: of its prompt, if ever needed."""
+        request = _Accepted(block_hashes)
+        if is_told:
+            request.blocks = self._coming.accept(block_hashes())
+        else:
+            self._untold[request] = None
+        return partial(self._end, request)
+
+    def tell(self) -> bool:
+        """Let `ComingPrompts` know what it was not told. True: there was something."""
+        untold, self._untold = self._untold, {}
+        for request in untold:
+            request.blocks = self._coming.accept(request.block_hashes())
+        return bool(untold)
+
+    def _end(self, request: _Accepted) -> None:
+        if request.blocks is None:
+            del self._untold[request]
+        else:
+            self._coming.end(request.blocks)
 
 
 def _pack(blocks: Iterable[int]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -87,7 +87,7 @@ class RunningRequests:
             generated_tokens=len(prepared.generated),
             arrived_s=arrived_s,
             trace=trace,
-            on_end=self._announced(prepared) if ended is None else _nothing,
+            on_end=self._observer.feed.accepted(prepared.block_hashes) if ended is None else _nothing,
         )
         self._running[generation.identity.execution_id] = generation
         self._empty.clear()
@@ -157,14 +157,6 @@ class RunningRequests:
         submit = prepared.submit(uids)
         return self._engine.submit_group(msgspec.structs.replace(submit, traced=True) if traced else submit)
 
-    def _announced(self, prepared: Prepared) -> Callable[[], None]:
-        """Have routers told of the prompt; call what it returns at the request's end.
-
-        A single watcher has sent it itself.
-        """
-        feed = self._observer.feed
-        return feed.accepted(prepared.block_hashes()) if feed.num_watchers > 1 else _nothing
-
     def _output_text(self, prepared: Prepared) -> OutputText:
         skip = prepared.sampling.skip_special_tokens
         detokenizer = Detokenizer(
@@ -176,4 +168,4 @@ class RunningRequests:
 
 
 def _nothing() -> None:
-    """Nobody was told of it."""
+    """It never ran."""

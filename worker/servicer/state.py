@@ -14,7 +14,6 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Self
 
 import structlog
@@ -26,7 +25,7 @@ from worker.core.messages import Report
 from worker.engine.handle import EngineHandle, Notice, StateChange
 from worker.metrics import WorkerMetrics
 from worker.servicer.prefixes import Hashes, PrefixMirror
-from worker.servicer.prompts import ComingPrompts
+from worker.servicer.prompts import Acceptance, ComingPrompts
 from worker.servicer.totals import TotalsKeeper
 
 UPDATE_S = 0.1
@@ -156,12 +155,15 @@ class StateFeed:
         self._draining = False
         self._update_status()
 
-    def accepted(self, block_hashes: Hashes) -> Callable[[], None]:
-        """A request with these prompt blocks was submitted: tell what is coming. Call what it returns at its end."""
-        prompts = self._prompts
-        blocks = prompts.accept(block_hashes)
-        self._changed.set()
-        return partial(prompts.end, blocks)
+    def accepted(self, block_hashes: Callable[[], Hashes]) -> Callable[[], None]:
+        """A request was submitted: tell what is coming. Call what it returns at its end.
+
+        `block_hashes`: of its prompt. A single watcher has sent it itself, and is not told.
+        """
+        is_told = len(self._watchers) > 1
+        if is_told:
+            self._changed.set()
+        return self._acceptance.accept(block_hashes, is_told=is_told)
 
     def lease_event(self, event: worker_pb2.LeaseEvent) -> None:
         """Tell the watchers what became of a leased request."""
@@ -175,7 +177,9 @@ class StateFeed:
 
     @contextmanager
     def watch(self) -> Iterator[Watcher]:
-        """A watcher, from now on until the block is left. Its first update is a digest."""
+        """A watcher, from now on until the block is left. Its first update is a digest, with all that is coming."""
+        if self._acceptance.tell():
+            self._publish()
         watcher = Watcher(self._digest())
         self._watchers.add(watcher)
         try:
@@ -217,6 +221,7 @@ class StateFeed:
     def _forget_prefixes(self) -> None:
         self._prefixes = PrefixMirror()
         self._prompts = ComingPrompts(self._prefixes.blocks)
+        self._acceptance = Acceptance(self._prompts)
 
     def _current_status(self) -> WorkerStatus:
         status = self._engine.status

@@ -87,6 +87,43 @@ async def test_who_watches_late_is_told_all_that_is_coming(
     await stops_coming(engine, late)
 
 
+async def test_a_router_that_connects_later_is_told_what_was_accepted_before(
+    engine: FakeEngine, channel: grpc.aio.Channel
+) -> None:
+    """With its digest, though nobody was told while a single router watched; and that one hears of it too."""
+    sole = Reader(channel)
+    await sole.next()
+    stub = inference_pb2_grpc.InferenceStub(channel)
+    ended = stub.Generate(request([9] * 64, lease_id="over"))
+    engine.end(await submitted(engine), FinishReason.LENGTH)
+    await collect(ended)
+    await sole.until(lambda _: ("over", "ENDED") in sole.leases)
+    call = stub.Generate(request(PROMPT))
+    await submitted(engine, 2)
+    assert sole.coming == set()
+    late = Reader(channel)
+    await late.next()
+    assert late.coming == hashes(PROMPT), "what runs, and not what has ended"
+    await sole.until(lambda _: sole.coming == hashes(PROMPT))
+    call.cancel()
+    await until(lambda: bool(engine.aborted_uids))
+    await stops_coming(engine, late)
+    await sole.until(lambda _: not sole.coming)
+
+
+async def test_a_router_that_starts_again_is_told_what_was_accepted_without_it(
+    engine: FakeEngine, channel: grpc.aio.Channel
+) -> None:
+    call = inference_pb2_grpc.InferenceStub(channel).Generate(request(PROMPT))
+    await submitted(engine)
+    reader = Reader(channel)
+    await reader.next()
+    assert reader.coming == hashes(PROMPT)
+    call.cancel()
+    await until(lambda: bool(engine.aborted_uids))
+    await stops_coming(engine, reader)
+
+
 async def test_a_single_router_is_told_nothing(engine: FakeEngine, channel: grpc.aio.Channel) -> None:
     """It has sent the prompts itself."""
     reader = Reader(channel)
