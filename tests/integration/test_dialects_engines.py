@@ -40,7 +40,7 @@ class Fleet:
         return next(each.matched_tokens for each in told.candidates if each.address == worker.address)
 
     async def until_matched(self, worker: ForeignEngine, prompt: list[int], tokens: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await self.matched(worker, prompt) != tokens:  # noqa: ASYNC110  only asking tells
                 await asyncio.sleep(0.01)
 

@@ -20,7 +20,7 @@ NAMED = "".join((ROOT / name).read_text() for name in DOCUMENTS)
 
 def scrape(port: int) -> set[str]:
     """Names that PromQL can ask for: of families, and of their samples."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as page:
         text = page.read().decode()
     names = set()
     for family in text_string_to_metric_families(text):

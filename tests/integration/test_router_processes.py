@@ -65,7 +65,7 @@ class Routers:
 
 def _get(target: str, path: str) -> str:
     try:
-        with urllib.request.urlopen(f"http://{target}{path}", timeout=10) as response:
+        with urllib.request.urlopen(f"http://{target}{path}", timeout=60) as response:
             return str(response.read().decode())
     except OSError:
         return ""

@@ -246,7 +246,7 @@ async def test_a_deadline_ends_the_request_everywhere_and_is_no_cancellation() -
     worker = fake_worker("w0", script=lambda _: Script(before_first_token=asyncio.Event()))
     async with running_fleet([worker]) as fleet:
         with pytest.raises(DeadlineExceeded):
-            await fleet.client.complete("hello", timeout_s=0.2)
+            await fleet.client.complete("hello", timeout_s=1.0)
         await until(lambda: worker.running == 0)
         await fleet.until_settled()
         assert fleet.metric("requests_total", outcome="deadline_exceeded") == 1

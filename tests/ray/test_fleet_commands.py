@@ -201,7 +201,7 @@ def test_down_leaves_nothing_of_ours(host: RayHost) -> None:
         lines = [" ".join(line) for line in host.processes().values()]
         return [line for line in lines if "Actor" in line or "Supervisor" in line or "worker.engine" in line]
 
-    eventually(lambda: not ours(), "no actor and no engine is left", timeout_s=10)
+    eventually(lambda: not ours(), "no actor and no engine is left", timeout_s=60)
     again = host.radixfleet("fleet", "down")
     assert "no fleet runs on this cluster" in again.stderr
     gone = host.radixfleet("fleet", "status", check=False)

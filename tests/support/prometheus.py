@@ -49,14 +49,14 @@ class Prometheus:
         """`data` of an answer of its API."""
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}"
         try:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{url}: {error.read().decode()}") from None
 
     def page(self, path: str) -> str:
         """Text of one of its own pages."""
-        with urllib.request.urlopen(f"http://{self.address}/{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.address}/{path}", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
 

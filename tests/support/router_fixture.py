@@ -18,6 +18,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from radixfleet.client import Client
+from radixfleet.clock import Clock
 from radixfleet.retry import RetryPolicy
 from radixfleet.text import TokenizerSpec
 from router.app import Router, running_router
@@ -86,7 +87,7 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(
-    workers: int | Sequence[FakeWorker] = 2, /, *, seed: int = 1, **values: Any
+    workers: int | Sequence[FakeWorker] = 2, /, *, seed: int = 1, clock: Clock | None = None, **values: Any
 ) -> AsyncIterator[Fleet]:
     """A router whose `workers` (fake ones, not started, or how many) are eligible. `values`: settings."""
     fakes = [fake_worker(f"w{index}") for index in range(workers)] if isinstance(workers, int) else list(workers)
@@ -95,7 +96,7 @@ async def running_fleet(
             await fake.start()
         addresses = tuple(fake.address for fake in fakes)
         async with (
-            running_router(settings(**{"workers": addresses} | values), random=Random(seed)) as router,
+            running_router(settings(**{"workers": addresses} | values), clock, Random(seed)) as router,
             Client(router.address, retry=NO_RETRY, timeout_s=20.0) as client,
         ):
             fleet = Fleet(router, fakes, client)
@@ -111,7 +112,7 @@ def scrape(router: Router) -> dict[str, float]:
     """The router's metrics page as sample name with labels -> value. Blocks: call it in a thread."""
     import urllib.request
 
-    with urllib.request.urlopen(f"http://127.0.0.1:{router.metrics_port}/metrics", timeout=5) as page:
+    with urllib.request.urlopen(f"http://127.0.0.1:{router.metrics_port}/metrics", timeout=60) as page:
         text = page.read().decode()
     samples = {}
     for family in text_string_to_metric_families(text):

@@ -75,6 +75,6 @@ async def torch_worker(model: Path, **settings: Any) -> AsyncIterator[Worker]:
 async def at_rest(worker: Worker) -> None:
     """Wait until nothing runs and no KV is in use; fails when that does not come to be. Empties the cache."""
     await until(lambda: not len(worker.requests) and not worker.engine.num_open)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await worker.engine.flush()).kept_tokens:  # noqa: ASYNC110  only asking tells
             await asyncio.sleep(0.002)

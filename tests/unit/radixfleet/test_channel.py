@@ -197,7 +197,7 @@ async def test_a_server_that_comes_back_is_found_soon():
         inference_pb2_grpc.add_InferenceServicer_to_server(FakeInference(), server)
         assert listen(server, "127.0.0.1", port) == port
         await server.start()
-        response = await stub.Tokenize(request, wait_for_ready=True, timeout=10)
+        response = await stub.Tokenize(request, wait_for_ready=True, timeout=60)
         assert list(response.token_ids) == [97]
     await server.stop(None)
 

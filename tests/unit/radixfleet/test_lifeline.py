@@ -44,7 +44,7 @@ def test_killing_the_parent_ends_the_child_although_its_stdin_stays_open() -> No
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-        _, survivors = psutil.wait_procs([child], timeout=5)
+        _, survivors = psutil.wait_procs([child], timeout=60)
     os.close(ours)
     os.close(theirs)
     assert survivors == []

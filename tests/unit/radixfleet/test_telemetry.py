@@ -109,7 +109,7 @@ def test_metrics_are_served_at_any_kind_of_address(host):
         pytest.skip("this machine has no IPv6 loopback")
     with serve_metrics(prometheus_client.CollectorRegistry(), host, 0) as server:
         shown = f"[{host}]" if ":" in host else host
-        with urllib.request.urlopen(f"http://{shown}:{server.port}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"http://{shown}:{server.port}/metrics", timeout=60) as response:
             assert response.status == 200
 
 
@@ -126,14 +126,14 @@ def test_metrics_are_served_until_closed(capfd):
     prometheus_client.Counter("radixfleet_requests", "Requests.", registry=registry).inc(3)
     with serve_metrics(registry, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.port}/metrics"
-        with urllib.request.urlopen(url, timeout=5) as response:
+        with urllib.request.urlopen(url, timeout=60) as response:
             text = response.read().decode()
         assert "radixfleet_requests_total 3.0" in text
         assert "python_info" not in text
         with pytest.raises(OSError, match="in use"):
             serve_metrics(registry, "127.0.0.1", server.port)
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(url, timeout=5)
+        urllib.request.urlopen(url, timeout=60)
     assert capfd.readouterr().err == ""
 
 

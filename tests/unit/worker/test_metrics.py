@@ -129,7 +129,7 @@ async def test_a_run_shows_on_the_endpoint() -> None:
             await generate(stub, list(range(100)), max_new_tokens=10, ignore_eos=True)
         await until(lambda: value(worker.metrics, "generated_tokens_total") == 20)
         url = f"http://127.0.0.1:{worker.metrics_port}/metrics"
-        page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+        page = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=60).read().decode())
     samples = {
         sample.name: sample.value for family in text_string_to_metric_families(page) for sample in family.samples
     }

@@ -133,7 +133,7 @@ class FakeStore:
         waits, self.first_waits = self.first_waits, None
         if waits is not None:
             self.waiting = True
-            waits.wait(10)
+            waits.wait(60)
         self.data = data
 
 
@@ -159,7 +159,7 @@ class Scene:
 
     async def sees(self, control: Control, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """The first status for which the condition holds."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition(status := await control.status()):  # noqa: ASYNC110  only asking tells
                 await asyncio.sleep(0.005)
             return status

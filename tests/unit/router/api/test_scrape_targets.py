@@ -21,7 +21,7 @@ from tests.support.worker_fixture import sim_worker
 
 
 def fetch(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.status, answer.headers["Content-Type"], json.load(answer)
 
 
@@ -61,7 +61,7 @@ def test_ports_that_speak_tls_are_scraped_by_https() -> None:
 
 
 def page(target: str) -> str:
-    with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=60) as answer:
         return answer.read().decode()
 
 

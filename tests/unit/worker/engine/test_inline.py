@@ -98,7 +98,7 @@ async def reported(engine: InlineEngine, condition: Callable[[Report], bool]) ->
             found.set_result(notice)
 
     leave = engine.subscribe(listen)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         report = await found
     leave()
     return report

@@ -51,7 +51,7 @@ def test_an_answer_that_was_taken_leaves_no_wakeup() -> None:
 def test_work_is_done_beside_the_caller() -> None:
     """Behaviour 59, of grammars: who asks goes on at once."""
     gate = threading.Event()
-    with Preparation(lambda _: str(gate.wait(5))) as preparation:
+    with Preparation(lambda _: str(gate.wait(60))) as preparation:
         preparation.begin(Compile(1, regex("a")))
         assert preparation.take() == []
         gate.set()
@@ -77,7 +77,7 @@ def test_leaving_drops_what_has_not_begun(num_orders: int) -> None:
 
     def compile_grammar(grammar: Grammar) -> str:
         began.set()
-        gate.wait(5)
+        gate.wait(60)
         done.append(grammar.source)
         return ""
 
@@ -85,6 +85,6 @@ def test_leaving_drops_what_has_not_begun(num_orders: int) -> None:
         for number in range(num_orders):
             preparation.begin(Compile(number, regex(str(number))))
         if num_orders:
-            assert began.wait(5)
+            assert began.wait(60)
         threading.Timer(0.05, gate.set).start()
     assert done == ["0"][:num_orders]

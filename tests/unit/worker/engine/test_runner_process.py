@@ -78,20 +78,20 @@ def test_the_next_step_is_handed_over_while_one_runs() -> None:
     thread = threading.Thread(target=run_steps, args=(runner, end))
     thread.start()
     ours.send(codec.encode(plan(1)))
-    assert runner.enqueued.get(timeout=10) == 1
+    assert runner.enqueued.get(timeout=60) == 1
     ours.send(codec.encode(plan(2)))
-    assert runner.enqueued.get(timeout=10) == 2, "step 1 has not ended"
+    assert runner.enqueued.get(timeout=60) == 2, "step 1 has not ended"
     assert not ours.receive()
     runner.may_end = 1
     assert receive(ours) == [1]
     ours.send(codec.encode(plan(3)))
-    assert runner.enqueued.get(timeout=10) == 3
+    assert runner.enqueued.get(timeout=60) == 3
     runner.may_end = 3
     ended: list[int] = []
     while len(ended) < 2:
         ended += receive(ours)
     assert ended == [2, 3]
     ours.close()
-    thread.join(timeout=10)
+    thread.join(timeout=60)
     assert not thread.is_alive(), "it ends when the engine is gone"
     end.close()

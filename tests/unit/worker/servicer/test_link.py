@@ -181,6 +181,6 @@ async def test_a_worker_that_stops_ends_its_links() -> None:
     wire = Wire()
     await wire.start(1)
     await wire.links.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await wire.serving
     assert wire.ended == ["1"]

@@ -8,6 +8,7 @@ import pytest
 from radixfleet.channel import open_channel
 from radixfleet.client import Client
 from radixfleet.errors import Unavailable
+from radixfleet.retry import RetryPolicy
 from radixfleet.types import WorkerStatus
 from radixfleet.v1 import worker_pb2, worker_pb2_grpc
 from tests.support.waiting import until
@@ -16,11 +17,15 @@ from worker.runner.sim import CostModel
 
 
 async def test_a_drained_worker_takes_requests_again():
-    async with sim_worker() as worker, open_channel(worker.address) as channel, Client(worker.address) as client:
+    async with (
+        sim_worker() as worker,
+        open_channel(worker.address) as channel,
+        Client(worker.address, retry=RetryPolicy(retries=0)) as client,
+    ):
         stub = worker_pb2_grpc.WorkerStub(channel)
         await stub.Drain(worker_pb2.DrainRequest(grace_s=1))
         with pytest.raises(Unavailable, match="draining"):
-            await client.complete("hello", max_new_tokens=2, timeout_s=0.5)
+            await client.complete("hello", max_new_tokens=2)
         await stub.Resume(worker_pb2.ResumeRequest())
         assert worker.feed.status is WorkerStatus.SERVING
         assert (await client.complete("hello", max_new_tokens=2, ignore_eos=True)).usage.completion_tokens == 2
