@@ -21,7 +21,8 @@ from radixfleet.types import FinishReason
 from worker.core.logits import TokenLogprobs
 from worker.core.messages import Ended, Submit
 from worker.core.step import StepPlan
-from worker.runner.sim import SimRunner, SimRunnerConfig, logprob
+from worker.runner.sim import SimRunner, SimRunnerConfig
+from worker.runner.sim_model import logprob
 from worker.scheduling.limits import Limits, Order
 from worker.scheduling.scheduler import Scheduler
 

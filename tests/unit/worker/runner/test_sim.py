@@ -13,7 +13,8 @@ import pytest
 from radixfleet.clock import ManualClock, MonotonicClock
 from tests.support.sim_worker import SimWorker, make_submit, reference
 from worker.core.step import RowStart, StepPlan
-from worker.runner.sim import CostModel, PlanError, SimRunner, SimRunnerConfig
+from worker.runner.sim import CostModel, SimRunner, SimRunnerConfig
+from worker.runner.sim_model import PlanError
 
 CONFIG = SimRunnerConfig(
     vocab_size=50,
