@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from tests.support.device_marks import QueuedOnCpu
 from worker.core.messages import Ready
-from worker.runner import torch_loading
+from worker.runner import computer_parts, torch_loading
 from worker.runner.attention.protocol import AttentionBatch
 from worker.runner.decode_graphs import Record, Replay
 from worker.runner.torch_config import TorchRunnerConfig
@@ -93,5 +93,5 @@ class ReplayedOnCpu(QueuedOnCpu):
     def load(self) -> Ready:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch_loading, "recorder_for", lambda _device: self._recorder)
-            patch.setattr(torch_loading, "make_attention_backend", lambda *_: MaskedAttention())
+            patch.setattr(computer_parts, "make_attention_backend", lambda *_: MaskedAttention())
             return super().load()

@@ -18,7 +18,7 @@ class RowState:
     """All rows of one runner."""
 
     def __init__(self, *, max_rows: int, max_context: int, vocab_size: int, device: torch.device) -> None:
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._device = device
         self.table = torch.zeros((max_rows, max_context), dtype=torch.int32, device=device)
         self.relay = torch.zeros(max_rows, dtype=torch.int64, device=device)
@@ -50,7 +50,7 @@ class RowState:
         # there is a grammar, its mask bans, and knows when nothing else is allowed.
         bans_here = start.edits is None or start.edits.grammar is None
         self._stop_token_ids[row] = tuple(
-            token for token in start.stop_token_ids if token < self._vocab_size and bans_here
+            token for token in start.stop_token_ids if token < self.vocab_size and bans_here
         )
 
     def place(self, rows: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:

@@ -12,7 +12,6 @@ CUDA graphs          steps of decodes are recorded, where the attention can be
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -24,7 +23,6 @@ from radixfleet.types import Capacity
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, rows_for
 from worker.memory.advisor import Bound, Shortage, Stage, advise
-from worker.memory.kv_pool import TokenToKVPool
 from worker.memory.plan import (
     MemoryDemand,
     MemoryPlan,
@@ -34,29 +32,22 @@ from worker.memory.plan import (
     plan_memory,
 )
 from worker.model.configuration import ModelConfig, load_config
-from worker.model.errors import ModelError, UnsupportedModel
-from worker.model.linear import LinearBackend, choose_linear_backend
+from worker.model.errors import UnsupportedModel
+from worker.model.linear import LinearBackend
 from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
-from worker.model.row_invariance import RowInvariantBackend, row_invariant_silu
-from worker.model.tokenizer_files import load_tokenizer_spec
+from worker.model.row_invariance import row_invariant_silu
 from worker.runner.activation_peak import activation_peak
-from worker.runner.attention.backends import AttentionNeeds, make_attention_backend, open_kernels
-from worker.runner.attention.protocol import AttentionBackend
+from worker.runner.computer_parts import ComputerParts
 from worker.runner.cuda_graphs import recorder_for
 from worker.runner.decode_graphs import graph_sizes
 from worker.runner.devices import choose_dtype, make_current, open_device, usable_memory
-from worker.runner.kernels.layers import KernelLayers, supports
-from worker.runner.kernels.library import Kernels
-from worker.runner.kernels.linear import KernelLinearBackend
 from worker.runner.largest_step import largest_step
 from worker.runner.memory_errors import advised, release_cached
-from worker.runner.row_edits import RowEdits
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
-from worker.runner.step_sampler import StepSampler
 from worker.runner.torch_config import TorchRunnerConfig
-from worker.sampling.grammar import GrammarCompiler, GrammarError
+from worker.sampling.grammar import GrammarCompiler
 
 _log = structlog.get_logger()
 _STEP_COST_TOKENS = 64
@@ -74,19 +65,6 @@ def load_computer(
     return _Loading(config, clock, compiler, threads).run()
 
 
-def load_grammar_compiler(config: TorchRunnerConfig) -> GrammarCompiler | None:
-    """For the model's tokenizer; None, and a warning, where there is none that goes together with grammars.
-
-    Made while loading, because it holds the interpreter's lock for about a second: later, all steps would wait for it.
-    """
-    path = Path(config.model_path)
-    try:
-        return GrammarCompiler(replace(load_tokenizer_spec(path), vocab_size=load_config(path).vocab_size))
-    except (GrammarError, ModelError) as error:
-        _log.warning("requests with a grammar will be refused", why=str(error))
-        return None
-
-
 class _Loading:
     def __init__(
         self, config: TorchRunnerConfig, clock: Clock, compiler: GrammarCompiler | None, threads: ThreadPoolExecutor
@@ -99,12 +77,9 @@ class _Loading:
         self._device = open_device(config.device)
         make_current(self._device)
         if config.deterministic and self._device.type != "cpu":
-            _log.warning("deterministic inference is proven on CPUs; on this device, run: pytest -m gpu tests/gpu")
+            _log.warning("deterministic inference is proven on CPUs; on this device, run: python -m tests.gpu.run")
         self._dtype = choose_dtype(self._device, config.dtype)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
-        self._kernels: Kernels | None = None
-        self._whole_steps = False
-        self._attention: AttentionBackend | None = None
         self._record = recorder_for(self._device) if config.cuda_graphs else None
 
     def run(self) -> tuple[StepComputer, Ready]:
@@ -112,33 +87,24 @@ class _Loading:
             torch.set_num_threads(self._config.num_threads)
         shape = load_config(self._path)
         self._refuse_too_large(shape)
-        self._kernels = open_kernels(self._config.attention, shape, self._device, self._dtype, self._config.num_threads)
-        self._whole_steps = (
-            self._kernels is not None
-            and self._kernels.has_linears
-            and self._dtype == torch.bfloat16
-            and supports(shape)
-        )
-        self._attention = make_attention_backend(
-            self._config.attention,
-            self._kernels,
-            AttentionNeeds(shape, self._device, self._dtype, self._config.page_size, self._config.deterministic),
-        )
+        parts = ComputerParts.choose(self._config, shape, self._device, self._dtype)
         max_context = _max_context(shape, self._config.max_context_tokens)
-        model = self._load_model(max_context)
+        model = self._load_model(max_context, parts.linear_backend())
         on_cpu = self._device.type == "cpu"
         default_chunk = chunked_prefill_size_for(self._total_bytes, on_cpu=on_cpu)
         chunk = min(self._config.chunked_prefill_size or default_chunk, max_context)
         kv_tokens = self._likely_kv_tokens(model)
         max_running = self._config.max_running_requests or max_running_requests_for(kv_tokens, on_cpu=on_cpu)
-        num_rows = rows_for(max_running)
         with advised(Stage.START, Bound.LARGEST_STEP, self._device):
             rows = RowState(
-                max_rows=num_rows, max_context=max_context, vocab_size=model.config.vocab_size, device=self._device
+                max_rows=rows_for(max_running),
+                max_context=max_context,
+                vocab_size=model.config.vocab_size,
+                device=self._device,
             )
-            sampler = self._sampler(rows, num_rows, model.config.vocab_size)
+            sampler = parts.sampler(rows, self._compiler, self._threads)
             step = largest_step(max_running, chunk, max(min(max_context, kv_tokens), chunk))
-            peak = self._measure(model, rows, sampler, step)
+            peak = self._measure(parts.computer(model.first_layers(1), rows, sampler, num_pages=1), step)
         plan = self._plan(model, peak + rows.nbytes + sampler.nbytes)
         ready = Ready(
             capacity=Capacity(
@@ -154,7 +120,7 @@ class _Loading:
             step_cost_tokens=_STEP_COST_TOKENS if on_cpu else 0,
         )
         with advised(Stage.START, Bound.ALLOCATION, self._device):
-            computer = self._computer(model, rows, sampler, plan.num_pages)
+            computer = parts.computer(model, rows, sampler, plan.num_pages)
         self._record_decodes(computer, max_running)
         return computer, ready
 
@@ -167,12 +133,13 @@ class _Loading:
         try:
             computer.record_decodes(sizes, self._record)
         except Exception as error:  # noqa: BLE001 - the worker can serve without
-            release_cached(self._device)
             _log.warning("no CUDA graphs: each step is launched kernel by kernel, and decodes slower", why=str(error))
         else:
             taken_bytes = free_bytes - usable_memory(self._device, None)
             seconds = round(self._clock.now() - started_s, 1)
             _log.info("CUDA graphs recorded", bytes=taken_bytes, seconds=seconds)
+            return
+        release_cached(self._device)  # here, where the error, and with it what was recorded, is gone
 
     def _refuse_too_large(self, shape: ModelConfig) -> None:
         """Before reading them, which may take minutes: the weights need at least this much."""
@@ -180,9 +147,8 @@ class _Loading:
         if weights_bytes >= self._total_bytes:
             raise MemoryPlanError(advise(Stage.LOAD, Shortage(weights_bytes, self._total_bytes)))
 
-    def _load_model(self, max_context: int) -> LlamaModel:
+    def _load_model(self, max_context: int, linear_backend: LinearBackend) -> LlamaModel:
         started_s = reported_s = self._clock.now()
-        linear_backend = self._linear_backend()
 
         def progress(done: int, total: int) -> None:
             nonlocal reported_s
@@ -210,41 +176,18 @@ class _Loading:
         )
         return model
 
-    def _linear_backend(self) -> LinearBackend:
-        if self._kernels is not None and self._whole_steps:
-            return KernelLinearBackend(self._kernels)
-        backend = choose_linear_backend(self._device, self._dtype)
-        return RowInvariantBackend(backend) if self._config.deterministic else backend
-
     def _likely_kv_tokens(self, model: LlamaModel) -> int:
         """What the pool will hold at most: the plan itself needs the peak of a step whose size depends on it."""
         kv_bytes = self._config.mem_fraction_static * max(self._total_bytes - model.nbytes, 0)
         kv_tokens = int(kv_bytes) // model.config.kv_bytes_per_token(self._dtype.itemsize)
         return min(kv_tokens, self._config.max_total_tokens or kv_tokens)
 
-    def _sampler(self, rows: RowState, num_rows: int, vocab_size: int) -> StepSampler:
-        edits = RowEdits(
-            max_rows=num_rows,
-            vocab_size=vocab_size,
-            device=self._device,
-            compiler=self._compiler,
-            threads=self._threads,
-        )
-        return StepSampler(
-            rows=rows,
-            edits=edits,
-            max_rows=num_rows,
-            device=self._device,
-            row_by_row=self._config.deterministic,
-        )
-
-    def _measure(self, model: LlamaModel, rows: RowState, sampler: StepSampler, step: StepPlan) -> int:
+    def _measure(self, computer: StepComputer, step: StepPlan) -> int:
         """Activation peak of a step, in bytes.
 
-        One layer is computed, because activations do not outlive theirs, on one page, because nobody reads the result.
+        `computer` has one layer, as activations do not outlive theirs, and one page, as nobody reads the result.
         """
         started_s = self._clock.now()
-        computer = self._computer(model.first_layers(1), rows, sampler, num_pages=1)
         peak = activation_peak(self._device, lambda: computer.compute(step))
         if self._record is not None and computer.can_record:
             # Graphs keep what they compute with for themselves.
@@ -266,30 +209,6 @@ class _Loading:
                 max_total_tokens=self._config.max_total_tokens,
                 min_context_tokens=self._config.max_context_tokens,
             )
-        )
-
-    def _computer(self, model: LlamaModel, rows: RowState, sampler: StepSampler, num_pages: int) -> StepComputer:
-        pool = TokenToKVPool(
-            num_pages=num_pages,
-            page_size=self._config.page_size,
-            num_layers=len(model.weights.layers),
-            num_kv_heads=model.config.num_kv_heads,
-            head_dim=model.config.head_dim,
-            dtype=self._dtype,
-            device=self._device,
-        )
-        assert self._attention is not None, "it is chosen before the model is loaded"
-        layers = None
-        if self._kernels is not None and self._whole_steps:
-            layers = KernelLayers(self._kernels, model, pool)
-        return StepComputer(
-            model=model,
-            pool=pool,
-            rows=rows,
-            sampler=sampler,
-            attention=self._attention,
-            device=self._device,
-            layers=layers,
         )
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
 
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.types import Grammar
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
+from worker.model.configuration import load_config
+from worker.model.errors import ModelError
+from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.cuda_marks import CudaStream
 from worker.runner.devices import open_device
 from worker.runner.memory_errors import release_cached
@@ -16,9 +23,10 @@ from worker.runner.step_queue import DeviceQueue
 from worker.runner.step_results import Failure, failure_of, result_of
 from worker.runner.step_sampler import Sampled
 from worker.runner.torch_config import TorchRunnerConfig
-from worker.runner.torch_loading import load_computer, load_grammar_compiler
+from worker.runner.torch_loading import load_computer
 from worker.sampling.grammar import GrammarCompiler, GrammarError
 
+_log = structlog.get_logger()
 _MASK_THREADS = 2
 """A mask takes some 20 us: two threads keep up with any batch while the model computes."""
 
@@ -36,7 +44,7 @@ class TorchRunner:
 
     def load(self) -> Ready:
         """See `Runner.load`. Raises ModelError, DeviceError or MemoryPlanError, whose texts say what to change."""
-        self._compiler = load_grammar_compiler(self._config)
+        self._compiler = _grammar_compiler(self._config)
         self._computer, ready = load_computer(self._config, self._clock, self._compiler, self._threads)
         return ready
 
@@ -118,3 +126,16 @@ def make_torch_runner(config: TorchRunnerConfig, clock: Clock) -> TorchRunner:
     """The runner for the device that the configuration names. Raises DeviceError when there is none such."""
     kind = QueuedTorchRunner if open_device(config.device).type == "cuda" else TorchRunner
     return kind(config, clock)
+
+
+def _grammar_compiler(config: TorchRunnerConfig) -> GrammarCompiler | None:
+    """For the model's tokenizer; None, and a warning, where there is none that goes together with grammars.
+
+    Made while loading, because it holds the interpreter's lock for about a second: later, all steps would wait for it.
+    """
+    path = Path(config.model_path)
+    try:
+        return GrammarCompiler(replace(load_tokenizer_spec(path), vocab_size=load_config(path).vocab_size))
+    except (GrammarError, ModelError) as error:
+        _log.warning("requests with a grammar will be refused", why=str(error))
+        return None
