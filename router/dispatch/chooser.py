@@ -26,6 +26,9 @@ from router.workers.group import ModelGroup
 from router.workers.state import WorkerState
 
 RETRY_AFTER_S = 1.0
+RETRY_LOADING_S = 5.0
+"""When all that may serve soon load their model, which takes seconds to minutes."""
+_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,20 +150,32 @@ class Chooser:
         return RequestView(request.prompt_tokens, request.block_hashes, matched, users)
 
     def _nobody(self, request: PreparedRequest, group: ModelGroup, suitable: FleetView) -> RadixfleetError:
-        workers = [group.at(view.slot) for view in suitable]
-        reasons = sorted(f"{worker.name}: {worker.ineligible_reason or 'no room'}" for worker in workers)
-        known = f" ({', '.join(reasons[:5])})" if reasons else ""
-        problem = f"no worker can take a request for {request.model} now{known}"
-        if request.look_aside and not workers and _suitable(group, replace(request, look_aside=False)):
+        problem, retry_after_s = _refusal(request.model, [group.at(view.slot) for view in suitable])
+        if request.look_aside and not suitable and _suitable(group, replace(request, look_aside=False)):
             problem = (
                 f"{request.model} is served only by engines of other dialects, which clients cannot call directly: "
                 "send the request to the router (Inference.Generate), which translates"
             )
-        elif not workers and (missing := _missing(group, request)):
+        elif not suitable and (missing := _missing(group, request)):
             return InvalidRequest(
                 f"no engine that serves {request.model} can {WORDS[missing]}: leave {missing} out", field=missing
             )
-        return Unavailable(problem, retry_after_s=RETRY_AFTER_S)
+        return Unavailable(problem, retry_after_s=retry_after_s)
+
+
+def _refusal(model: str, workers: Sequence[WorkerState]) -> tuple[str, float]:
+    """Why nobody takes a request for the model, in words, and when it is worth trying again, in seconds."""
+    reasons = {worker.name: worker.ineligible_reason for worker in workers}
+    told = [f"{name}: {reason or 'no room'}" for name, reason in sorted(reasons.items())]
+    known = f" ({', '.join(told[:_NAMED])}{', ...' if len(told) > _NAMED else ''})" if told else ""
+    problem = f"no worker can take a request for {model} now{known}"
+    # A model takes longer to load than a connection takes to come back.
+    if "loading" in reasons.values():
+        is_long = set(reasons.values()) <= {"loading", "failed", "draining"}
+        return f"{problem}; the model is being loaded, ask again soon", RETRY_LOADING_S if is_long else RETRY_AFTER_S
+    if "failed" in reasons.values():
+        return f"{problem}; an engine that died or hangs is started again, ask again soon", RETRY_AFTER_S
+    return problem, RETRY_AFTER_S
 
 
 def _suitable(group: ModelGroup, request: PreparedRequest, excluded: Collection[WorkerState] = ()) -> FleetView:

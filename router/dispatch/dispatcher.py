@@ -219,14 +219,17 @@ def _is_harmless(failure: LinkFailure) -> bool:
 def _error(failure: LinkFailure, attempt: _Try, record: RequestRecord) -> RadixfleetError:
     """What the client hears of a request that will not be tried again."""
     delivered = record.output_tokens
-    if delivered and (failure.kind == "transport" or isinstance(failure.error, Unavailable)):
-        return Unavailable(
-            f"worker {attempt.lease.worker.name} was lost after {counted(delivered, 'token')}: "
-            "the answer is not complete",
-            retry_after_s=_RETRY_AFTER_S,
-            delivered_tokens=str(delivered),
-        )
-    return failure.error
+    if not delivered or not (failure.kind == "transport" or isinstance(failure.error, Unavailable)):
+        return failure.error
+    told, name = failure.error, attempt.lease.worker.name
+    # A worker that says why it stops is there, if not its engine; only one that says nothing more was lost.
+    what = "was lost" if failure.kind == "transport" else "stopped"
+    why = "" if failure.kind == "transport" else f" ({told})"
+    return Unavailable(
+        f"worker {name} {what} after {counted(delivered, 'token')}: the answer is not complete{why}",
+        retry_after_s=_RETRY_AFTER_S if told.retry_after_s is None else told.retry_after_s,
+        delivered_tokens=str(delivered),
+    )
 
 
 def _warn(failure: LinkFailure, attempt: _Try) -> None:

@@ -4,7 +4,8 @@ A router that starts (again) knows its workers a moment later: those of its sett
 when they have registered, which they do as soon as they see it. Whoever asks in that moment for what is not served yet
 waits: until `GATHER_S` after the start for workers to register, until `DIAL_S` for known ones to answer. Later nobody
 waits here, and what nobody serves is refused at once. So it is where all workers of the settings have told how they
-are: one that loads its model is not waited for.
+are: one that loads its model is not waited for, for that may take minutes, in which a client had better go elsewhere or
+come again when it is told to (`chooser.RETRY_LOADING_S`).
 
 Health says meanwhile what is true: that nobody serves.
 """

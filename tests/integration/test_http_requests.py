@@ -45,6 +45,8 @@ async def test_a_worker_that_still_loads_is_not_there_yet_and_the_prompt_is_not_
         await until(lambda: router.registry.models, "the worker has told its model")
         refused = await post(router.http_port, CHAT, HI)
         assert (refused.status, refused.error["code"]) == (503, "unavailable")
+        assert "w0: loading); the model is being loaded" in refused.error["message"]
+        assert refused.headers["retry-after"] == "5"
         assert (await get(router.http_port, "/health")).status == 503
         await worker.kill()
 

@@ -211,12 +211,12 @@ class Conversation(ABC):
         self._status = status
         self._notify(StateChange(status, self._incarnation, message, final))
 
-    def _lose_engine(self, why: str) -> None:
-        """The engine is gone, and its cache and running requests with it."""
+    def _lose_engine(self, why: str, *, is_final: bool = True) -> None:
+        """The engine is gone, and its cache and running requests with it. `is_final`: it is not started again."""
         self._incarnation = _new_incarnation()
         self._last_report = None
         self._enter(WorkerStatus.FAILED, why)
-        self._fail_requests(_shutting_down() if self._stopping else _restarted())
+        self._fail_requests(_shutting_down() if self._stopping else _died(why, is_final=is_final))
 
     def _fail_loading(self, why: str) -> None:
         """The engine cannot start at all."""
@@ -252,11 +252,14 @@ def _new_incarnation() -> Incarnation:
     return Incarnation(secrets.randbits(63) + 1)
 
 
-def _restarted() -> Unavailable:
-    return Unavailable(
-        "the worker's engine restarted while it served this request; send the request again",
-        retry_after_s=_RETRY_AFTER_S,
+def _died(why: str, *, is_final: bool) -> Unavailable:
+    """What those hear whose requests were running."""
+    next_move = (
+        "is not started again; send the request to another worker"
+        if is_final
+        else "is being started again; send the request again, to another worker or a little later"
     )
+    return Unavailable(f"the worker cannot finish this request: {why}, and {next_move}", retry_after_s=_RETRY_AFTER_S)
 
 
 def _shutting_down() -> Unavailable:

@@ -78,16 +78,17 @@ class ProcessEngine(Conversation):
         while True:
             began_s = time.monotonic()
             stuck = await self._watch()
+            num_restarts = 1 if time.monotonic() - began_s >= _LASTING_S else num_restarts + 1
+            gives_up = num_restarts > self._config.max_restarts
             if self._ready is not None:
-                self._lose_engine("the engine is gone")
+                self._lose_engine("the engine was stuck" if stuck else "the engine died", is_final=gives_up)
             ending = await self._bury(children, kill=stuck)
             why = "the engine was stuck" if stuck else self._load_error or ending
             if self._ready is None:
                 self._fail_loading(self._load_error or f"{ending} while it loaded")
                 return
-            num_restarts = 1 if time.monotonic() - began_s >= _LASTING_S else num_restarts + 1
             log.error("lost the engine", why=why, restart=num_restarts)
-            if num_restarts > self._config.max_restarts:
+            if gives_up:
                 self._enter(WorkerStatus.FAILED, f"{why}, after {num_restarts - 1} restarts", final=True)
                 return
             await asyncio.sleep(min(_MAX_BACKOFF_S, self._config.restart_backoff_s * 2 ** (num_restarts - 1)))

@@ -33,7 +33,7 @@ _FLUSH_S = 5.0
 _REFUSALS = {
     WorkerStatus.LOADING: "the worker is loading its model; try again soon",
     WorkerStatus.DRAINING: "the worker is draining; send the request to another worker",
-    WorkerStatus.FAILED: "the worker's engine has failed; try another worker, or this one later",
+    WorkerStatus.FAILED: "the worker's engine has failed{because}; try another worker, or this one later",
 }
 
 _log = structlog.get_logger(__name__)
@@ -61,7 +61,9 @@ class RunningRequests:
         """What the engine can hold. Raises Unavailable unless the worker takes requests."""
         status = self._observer.feed.status
         if status is not WorkerStatus.SERVING:
-            raise Unavailable(_REFUSALS[status], retry_after_s=_RETRY_AFTER_S)
+            trouble = self._observer.feed.trouble
+            because = f" ({trouble})" if trouble and status is WorkerStatus.FAILED else ""
+            raise Unavailable(_REFUSALS[status].format(because=because), retry_after_s=_RETRY_AFTER_S)
         return self.require_loaded()
 
     def require_loaded(self) -> Ready:

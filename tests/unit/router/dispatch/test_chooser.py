@@ -81,7 +81,29 @@ def test_workers_that_cannot_serve_are_named_when_nobody_can() -> None:
         worker.changed()
     with pytest.raises(Unavailable, match=r"w0: loading, w1: disconnected") as caught:
         parts.chooser.choose(prepared(300))
-    assert caught.value.retry_after_s is not None
+    assert caught.value.retry_after_s == 1.0, "a connection may be back in a moment"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "words", "retry_after_s"),
+    [
+        ([WorkerStatus.LOADING, WorkerStatus.LOADING], "the model is being loaded", 5.0),
+        ([WorkerStatus.LOADING, WorkerStatus.FAILED], "the model is being loaded", 5.0),
+        ([WorkerStatus.FAILED, WorkerStatus.DRAINING], "is started again", 1.0),
+        ([WorkerStatus.DRAINING, WorkerStatus.DRAINING], "w0: draining, w1: draining", 1.0),
+    ],
+)
+def test_whoever_is_refused_hears_what_it_waits_for_and_when_to_ask_again(
+    statuses: list[WorkerStatus], words: str, retry_after_s: float
+) -> None:
+    """Behaviour 60: a model that is being loaded is not there in a second; those who ask each second only cost."""
+    parts = Parts(2)
+    for worker, status in zip(parts.workers, statuses, strict=True):
+        worker.status = status
+        worker.changed()
+    with pytest.raises(Unavailable, match=words) as caught:
+        parts.chooser.choose(prepared(300))
+    assert caught.value.retry_after_s == retry_after_s
 
 
 def test_excluded_workers_are_not_chosen() -> None:

@@ -181,14 +181,22 @@ async def test_a_request_that_failed_before_its_first_token_is_tried_on_another_
     carrying.check_settled()
 
 
-@pytest.mark.parametrize("failure", [lost(), says(Unavailable("the engine died"))])
+@pytest.mark.parametrize(
+    ("failure", "words", "retry_after_s"),
+    [
+        (lost(), "was lost after 3 tokens", 1.0),
+        (says(Unavailable("the engine died", retry_after_s=3.0)), "stopped after 3 tokens.*the engine died", 3.0),
+        (says(Unavailable("it drains")), "stopped after 3 tokens.*it drains", 1.0),
+    ],
+)
 async def test_a_worker_lost_after_the_first_token_is_an_error_that_says_how_much_was_delivered(
-    failure: LinkFailure,
+    failure: LinkFailure, words: str, retry_after_s: float
 ) -> None:
-    """Behaviour 53: never a silent stop, never a second try."""
+    """Behaviour 53: never a silent stop, never a second try. A worker that tells why it stops was not lost."""
     carrying = Carrying([STARTED, delta(1), delta(2, 3), failure], WHOLE)
-    with pytest.raises(Unavailable, match="lost after 3 tokens") as caught:
+    with pytest.raises(Unavailable, match=words) as caught:
         await carrying.run()
+    assert caught.value.retry_after_s == retry_after_s
     assert caught.value.metadata["delivered_tokens"] == "3"
     assert len(carrying.tried) == 1
     assert carrying.outcome("unavailable") == 1
