@@ -261,7 +261,8 @@ async def test_an_engine_that_lived_before_and_keeps_no_history_stays_approximat
     make: Callable[..., ForeignEngine],
 ) -> None:
     engine = make()
-    engine.store(PROMPT)
+    for lived in (PROMPT, [7] * 100, [8] * 100):  # what comes now is not taken for the first that it ever told
+        engine.store(lived)
     engine.forget()
     async with behind_router(engine) as fleet:
         engine.store([9] * 100)

@@ -53,7 +53,10 @@ class TestInstallation:
 class TestEnvironments:
     """Made once, step by step."""
 
-    def test_steps_are_noted_and_one_that_failed_is_tried_again(self, tmp_path: Path) -> None:
+    def test_steps_are_noted_and_one_that_failed_is_tried_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(environments, "_TELL_EVERY_S", 3600.0)  # what a slow machine would be told in between
         folder = tmp_path / "environment"
         told: list[str] = []
         with pytest.raises(InstallFailed, match=r"(?s)step 2 of 2: exit code 2; the end of .*no such option"):

@@ -416,7 +416,6 @@ async def test_only_a_machine_that_is_emptied_hurries_the_last_of_a_model(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its successor loads for long: drained by name, it serves on; with its node, it leaves when it has waited."""
-    monkeypatch.setattr("deploy.fleet.reconcile.PATIENCE_S", 0.0)
     scene.hosting.first_phase = "starting"
     async with scene.supervisor() as control:
         await control.apply(FLEET.replace("{min: 2, max: 4}", "1"))
@@ -428,6 +427,8 @@ async def test_only_a_machine_that_is_emptied_hurries_the_last_of_a_model(
         await control.drain(["m-0"])
         status = await scene.sees(control, lambda status: any(m["phase"] == "starting" for m in status["members"]))
         assert "drain m-0" not in scene.hosting.done
+        # Not before: no patience at all would not wait for its successor to be placed either.
+        monkeypatch.setattr("deploy.fleet.reconcile.PATIENCE_S", 0.0)
         await scene.sees(control, lambda now: now["members"][-1]["phase_s"] > status["members"][-1]["phase_s"])
         assert "drain m-0" not in scene.hosting.done, "many turns later"
         await control.cordon("n9", undo=False)

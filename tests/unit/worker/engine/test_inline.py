@@ -141,9 +141,11 @@ async def test_a_reader_that_goes_away_stops_its_generation_at_once() -> None:
             await anext(after)
         assert engine.num_open == 0
         num_steps = len(runner.plans)
-        report = await reported(engine, lambda report: report.counters["aborted_requests"] == 2)
+        await reported(  # a step that was in flight holds its KV until it has ended
+            engine,
+            lambda report: report.counters["aborted_requests"] == 2 and not report.load.kv_protected_tokens,
+        )
         assert len(runner.plans) <= num_steps + 2
-        assert report.load.kv_protected_tokens == 0
 
 
 async def test_abort_of_one_leaves_the_others_alone() -> None:
