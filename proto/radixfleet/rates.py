@@ -46,7 +46,7 @@ class PromptTokens:
     """Thought to be cached on the chosen worker."""
     actual: int = 0
     mispredicted: int = 0
-    """Sum of |predicted - actual| over the requests."""
+    """Sum of |predicted - actual| over the requests, in whole routing blocks: what could have been predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class HitSplit:
     index: float
     """Predicted, but not there."""
     prediction_error: float
-    """Sum of |predicted - actual| over the requests, as a share: no part of the four above."""
+    """`PromptTokens.mispredicted` as a share of what was asked for: no part of the four above."""
 
 
 def increase(now: Totals, before: Totals) -> Totals:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import Clock
 from radixfleet.rates import PromptTokens, Recent, Totals, increase, joined, prompt_increase, prompts_joined
 
@@ -108,7 +109,7 @@ class WorkerActivity(Activity):
     def started(self, prompt_tokens: int, reachable: int, predicted: int, actual: int) -> None:
         """A request began there, of which the worker found `actual` tokens in its cache."""
         self._asked = prompts_joined(
-            self._asked, PromptTokens(prompt_tokens, reachable, predicted, actual, abs(predicted - actual))
+            self._asked, PromptTokens(prompt_tokens, reachable, predicted, actual, _missed(predicted, actual))
         )
 
     def take(self) -> tuple[Totals, PromptTokens]:
@@ -175,6 +176,14 @@ class FleetActivity:
             self._fleet.add(grown, asked)
             yield
         self._fleet.mark()
+
+
+def _missed(predicted: int, actual: int) -> int:
+    """By how many tokens a prediction was wrong, in whole routing blocks on both sides.
+
+    What a worker has beyond its last whole block, or must compute again of the prompt's last page, no router predicts.
+    """
+    return abs(predicted // BLOCK_TOKENS - actual // BLOCK_TOKENS) * BLOCK_TOKENS
 
 
 def _between(before: Mark, now: Mark) -> Recent:

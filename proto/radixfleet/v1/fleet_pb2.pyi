@@ -465,7 +465,7 @@ class PromptTokens(_message.Message):
     actual: _builtins.int
     """Found in its cache."""
     mispredicted: _builtins.int
-    """By how much prediction and truth differed, request by request, whatever the direction."""
+    """By how much prediction and truth differed, request by request, whatever the direction; both in whole routing blocks."""
     def __init__(
         self,
         *,

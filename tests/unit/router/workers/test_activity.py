@@ -101,11 +101,11 @@ def test_what_a_removed_worker_did_stays():
 
 def test_prompts_are_counted_where_they_ran_and_in_the_fleet():
     fleet = Fleet(2)
-    fleet.workers[0].activity.started(100, 90, 80, 85)
+    fleet.workers[0].activity.started(800, 700, 640, 576)
     fleet.workers[1].activity.started(10, 0, 0, 0)
     fleet.tick()
-    assert fleet.workers[0].activity.recent()[-1].prompt_tokens == PromptTokens(100, 90, 80, 85, 5)
-    assert fleet.activity.recent()[-1].prompt_tokens == PromptTokens(110, 90, 80, 85, 5)
+    assert fleet.workers[0].activity.recent()[-1].prompt_tokens == PromptTokens(800, 700, 640, 576, 64)
+    assert fleet.activity.recent()[-1].prompt_tokens == PromptTokens(810, 700, 640, 576, 64)
 
 
 def test_totals_are_read_once_a_tick_however_many_came():
@@ -138,3 +138,22 @@ def test_memory_is_bounded():
         fleet.tick()
     assert len(fleet.activity.steps()) == 300
     assert len(fleet.workers[0].activity.steps()) == 30
+
+
+@pytest.mark.parametrize(
+    ("predicted", "actual", "missed"),
+    [
+        (0, 48, 0),  # three pages, and no whole block: nobody could have predicted them
+        (64, 112, 0),
+        (127, 112, 0),  # of a prompt of 128 tokens, whose last page is computed again
+        (128, 127, 64),
+        (64, 128, 64),
+        (640, 0, 640),
+    ],
+)
+def test_predictions_are_held_against_what_could_be_predicted_whole_blocks(predicted: int, actual: int, missed: int):
+    """Of short prompts, the rest of a block is much: it made good predictions look bad."""
+    fleet = Fleet()
+    fleet.workers[0].activity.started(700, predicted, predicted, actual)
+    fleet.tick()
+    assert fleet.activity.recent()[0].prompt_tokens == PromptTokens(700, predicted, predicted, actual, missed)
