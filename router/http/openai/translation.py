@@ -200,8 +200,16 @@ def _message(message: Message, path: str) -> inference_pb2.ChatMessage:
 
 
 def _text(message: Message, path: str) -> str:
-    if not isinstance(message.content, list):
-        return message.content or ""
+    if isinstance(message.content, str):
+        return message.content
+    if message.content is None:
+        if not (message.role == "assistant" and (message.tool_calls or message.reasoning_content)):
+            raise InvalidRequest(
+                f"{path}.content is missing or null: give it text; only an assistant's message with tool_calls or "
+                "reasoning_content may do without",
+                field=f"{path}.content",
+            )
+        return ""
     texts = []
     for index, part in enumerate(message.content):
         if part.type != "text" or part.text is None:

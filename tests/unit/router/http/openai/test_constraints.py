@@ -63,7 +63,7 @@ def test_structured_outputs(given: dict[str, Any], grammar: dict[str, Any]) -> N
 
 
 def chat_format(given: dict[str, Any]) -> Any:
-    body = json.dumps({"messages": [{"role": "user"}], "structured_outputs": given}).encode()
+    body = json.dumps({"messages": [{"role": "user", "content": ""}], "structured_outputs": given}).encode()
     return msgspec.json.decode(body, type=ChatRequest).structured_outputs
 
 

@@ -100,7 +100,7 @@ def test_a_schema_keeps_its_order_and_spelling() -> None:
     """The order of a schema's properties is the order of the answer's."""
     schema = '{"type":"object","properties":{"b":{"const":1e2},"a":{}}}'
     wanted = f'{{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}'
-    body = f'{{"messages": [{{"role": "user"}}], "response_format": {wanted}}}'
+    body = f'{{"messages": [{{"role": "user", "content": ""}}], "response_format": {wanted}}}'
     request = msgspec.json.decode(body.encode(), type=ChatRequest)
     assert chat_request(request).sampling.grammar.json_schema == schema
 
@@ -159,6 +159,12 @@ def test_echo_asks_for_the_prompts_probabilities_too() -> None:
             "messages[0].content[0]",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "system", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "tool", "tool_call_id": "c"}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, "messages[0].content"),
     ],
 )
 def test_chats_that_are_refused(fields: dict[str, Any], field: str) -> None:
