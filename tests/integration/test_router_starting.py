@@ -87,13 +87,17 @@ async def test_so_do_requests_over_http_and_health_says_what_is_true() -> None:
         assert (await watch.read()).status == NOT_SERVING
         body = {"prompt": "hello", "max_tokens": 4}
         asking = asyncio.create_task(post(fleet.router.http_port, "/v1/completions", body))
-        listing = asyncio.create_task(get(fleet.router.http_port, "/v1/models"))
+        described = asyncio.create_task(get(fleet.router.http_port, "/v1/models/fake-model"))
         await until(lambda: num_waiting(fleet) == 2, "the requests wait")
+        assert (await get(fleet.router.http_port, "/v1/models")).json["data"] == [], "told at once, as it is"
         assert (await get(fleet.router.http_port, "/health")).status == 503
         await worker.start()
         await fleet.client.register(worker.address)
         assert (await asking).status == 200
-        assert [model["id"] for model in (await listing).json["data"]] == ["fake-model"]
+        assert (await described).json["id"] == "fake-model"
+        assert [model["id"] for model in (await get(fleet.router.http_port, "/v1/models")).json["data"]] == [
+            "fake-model"
+        ]
         assert (await watch.read()).status == SERVING
         assert (await get(fleet.router.http_port, "/health")).status == 200
         watch.cancel()

@@ -44,7 +44,7 @@ def models_routes(prompts: Prompts) -> Sequence[BaseRoute]:
         return Model(id=info.model, created=started, root=info.model, max_model_len=info.max_context_tokens or UNSET)
 
     async def list_all(_: Request) -> Response:
-        await prompts.until_served("")
+        # At once, also while a router has just started: what it does not know yet comes with the next question.
         return json_response(ModelList([described(info) for info in prompts.models()]))
 
     async def one(request: Request) -> Response:
