@@ -69,7 +69,7 @@ def test_with_a_certificate_it_speaks_tls_alone_and_asks_for_theirs_where_a_ca_i
 
 
 def test_a_client_that_says_nothing_is_hung_up_on(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(metrics_server._SilentHandler, "timeout", 0.1)
     with (
@@ -78,7 +78,7 @@ def test_a_client_that_says_nothing_is_hung_up_on(
     ):
         silent.sendall(b"GET /metr")
         assert silent.recv(1) == b""
-    assert capfd.readouterr().err == ""
+    assert capsys.readouterr().err == ""
 
 
 def test_silent_clients_take_no_more_than_their_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def _has_ipv6_loopback() -> bool:
         return False
 
 
-def test_metrics_are_served_until_closed(capfd):
+def test_metrics_are_served_until_closed(capsys):
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.Counter("radixfleet_requests", "Requests.", registry=registry).inc(3)
     with serve_metrics(registry, "127.0.0.1", 0) as server:
@@ -134,7 +134,7 @@ def test_metrics_are_served_until_closed(capfd):
             serve_metrics(registry, "127.0.0.1", server.port)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=60)
-    assert capfd.readouterr().err == ""
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", [name for name in dir(telemetry) if name.endswith("_BUCKETS_S")])
