@@ -144,24 +144,31 @@ def scale(model: str, workers: str, address: str, timeout_s: float, *, wait: boo
 @click.argument("names", metavar="WORKER...", nargs=-1)
 @click.option("--node", metavar="NODE", help="Every worker of this node (its address or id), and start none there.")
 @click.option("--undo", is_flag=True, help="With --node: workers may start there again.")
+@click.option("--now", is_flag=True, help="With WORKER: also the last that serves its model, before another does.")
 @_wait_options
 @_address_option
-def drain(names: tuple[str, ...], node: str | None, address: str, timeout_s: float, *, undo: bool, wait: bool) -> int:
+def drain(
+    names: tuple[str, ...], node: str | None, address: str, timeout_s: float, *, undo: bool, now: bool, wait: bool
+) -> int:
     """End workers without losing a request: nothing new goes there, and what runs may finish.
 
     Others take their place, as long as the fleet is to have as many: `scale` it down first if it is not. The last that
-    serves a model goes on until another does, unless that one fails or finds no place within half a minute; with --node
-    for a minute at most, for machines that are taken away do not wait.
+    serves a model goes on until another does, unless that one fails, or finds no place or has not loaded within half an
+    hour; with --node for a minute at most, for machines that are taken away do not wait; with --now not at all: on a
+    cluster without room for one more, it is what makes room.
 
     \b
     radixfleet fleet drain demo-1
+    radixfleet fleet drain demo-0 --now               # nobody serves until its successor has loaded
     radixfleet fleet drain --node 10.0.0.7            # before the machine is taken away
     radixfleet fleet drain --node 10.0.0.7 --undo
     """
     if bool(names) == bool(node) or (undo and not node):
         raise click.UsageError("name workers, or one --node")
-    if node is None:
-        return _order(address, wait, timeout_s, "drain", list(names))
+    if node is not None and now:
+        raise click.UsageError("--now goes with workers: those of a --node wait for a minute at most anyway")
+    if node is None:  # without --now as ever, for supervisors of an earlier version
+        return _order(address, wait, timeout_s, "drain", list(names), **({"now": True} if now else {}))
     from deploy.fleet.cluster import Cluster, connected
 
     with connected(address):

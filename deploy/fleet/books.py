@@ -29,6 +29,8 @@ class Books(msgspec.Struct):
     """By model: how many now."""
     members: dict[str, Record] = {}
     leaving: set[str] = set()
+    unheld: set[str] = set()
+    """Of these, who go at once, though nobody else serves."""
     restarting: set[str] = set()
     cordoned: set[str] = set()
     """Nodes on which nothing is started."""
@@ -41,6 +43,7 @@ class Books(msgspec.Struct):
         """A member is no more."""
         self.members.pop(name, None)
         self.leaving.discard(name)
+        self.unheld.discard(name)
         self.restarting.discard(name)
 
     def wanted(self, spec: FleetSpec | None, hurried: Collection[str] = ()) -> Wanted:
@@ -56,7 +59,13 @@ class Books(msgspec.Struct):
             routers = [record for record in self.members.values() if record.group == ROUTER_GROUP]
             if routers:
                 groups.append(Group(ROUTER_GROUP, len(routers), routers[0].revision, surge=0))
-        return Wanted(tuple(groups), frozenset(self.leaving), frozenset(self.restarting), frozenset(hurried))
+        return Wanted(
+            tuple(groups),
+            frozenset(self.leaving),
+            frozenset(self.restarting),
+            frozenset(hurried),
+            frozenset(self.unheld),
+        )
 
 
 class Store(Protocol):

@@ -272,10 +272,15 @@ class Control:
         self._books.bounds[model] = (low, high)
         await self._ordered()
 
-    async def drain(self, names: Sequence[str]) -> None:
-        """Members leave for good; the fleet replaces them. Raises UnknownWorker."""
+    async def drain(self, names: Sequence[str], *, now: bool = False) -> None:
+        """Members leave for good; the fleet replaces them. Raises UnknownWorker.
+
+        `now`: also the last that serves a model, before another does.
+        """
         await self._known(names)
         self._books.leaving.update(names)
+        if now:
+            self._books.unheld.update(names)
         await self._ordered()
 
     async def restart(self, names: Sequence[str]) -> None:

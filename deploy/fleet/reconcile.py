@@ -8,10 +8,11 @@ alike (the routers, or the workers of one model):
    for them (but for routers, whose ports are theirs until they have gone).
 3. Of too many, those that serve nobody go first, then the idlest.
 4. Members of another revision are replaced one at a time: a new one first (`surge`), then an old one is drained. Where
-   the cluster has no room for one more, an old one makes room after PATIENCE_S.
-5. The last of a group that serves and shall leave goes when a successor serves, fails, or takes longer than PATIENCE_S
-   to get a place, or than LONGEST_LOAD_S to load; one whose machine may be taken away (`hurried`) waits PATIENCE_S for
-   the load too.
+   the cluster has no room for one more, an old one makes room after PATIENCE_S; the last that serves, after
+   LONGEST_WAIT_S, for a node may be on its way, and until then nobody would serve.
+5. The last of a group that serves and shall leave goes when a successor serves, fails, or takes longer than
+   LONGEST_WAIT_S to get a place, or to load; one whose machine may be taken away (`hurried`) waits PATIENCE_S for each,
+   and one of which an operator said so (`unheld`) not at all.
 
 A member that serves is drained before it is removed, and but for an operator's order, and 4 without room, never while
 fewer than the group's count would serve without it.
@@ -27,9 +28,10 @@ from typing import Literal, TypeAlias
 from radixfleet.membership import Phase
 
 PATIENCE_S = 30.0
-"""A successor waits so long for a place before an old member makes room for it."""
-LONGEST_LOAD_S = 1800.0
-"""A successor that is alive may load its model for so long, while the last of its predecessors serves."""
+"""A successor waits so long for a place before an old member makes room for it, which is not the last that serves."""
+LONGEST_WAIT_S = 1800.0
+"""While the last of its predecessors serves, a successor may wait for a place, or load its model, for so long: Ray's
+autoscaler gets a node with a GPU in minutes, where there is one to be had."""
 LOST_S = 30.0
 """A member that does not answer for so long is restarted, or removed. Ray restarts what has died long before."""
 MOST_STARTS = 32
@@ -79,6 +81,8 @@ class Wanted:
     """Members that shall be drained and start again."""
     hurried: frozenset[str] = frozenset()
     """Of those that shall go, who cannot wait for long: their machine is being emptied."""
+    unheld: frozenset[str] = frozenset()
+    """Of those that shall go, who go at once, though nobody else serves: an operator said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,8 @@ def _by_itself(member: Member, wanted: Wanted) -> tuple[Action | None, bool]:  #
 
 def _last_to_leave(actions: Sequence[Action], wanted: Wanted) -> Drain | None:
     """Of those who would be told now that they shall leave, the one that can best go on for a while."""
-    drains = [action for action in actions if isinstance(action, Drain) and action.name in wanted.leaving]
+    held = wanted.leaving - wanted.unheld
+    drains = [action for action in actions if isinstance(action, Drain) and action.name in held]
     return min(drains, key=lambda drain: drain.name in wanted.hurried, default=None)
 
 
@@ -185,7 +190,8 @@ def _is_succeeded_soon(group: Group, staying: Sequence[Member], *, is_hurried: b
     """Nobody who stays serves, but one will: for that long, the last of those who shall leave goes on."""
     if any(member.phase == "serving" for member in staying):
         return False
-    longest_s = {"pending": PATIENCE_S, "starting": PATIENCE_S if is_hurried else LONGEST_LOAD_S, "lost": LOST_S}
+    patience_s = PATIENCE_S if is_hurried else LONGEST_WAIT_S
+    longest_s = {"pending": patience_s, "starting": patience_s, "lost": LOST_S}
     on_the_way = any(member.phase_s < longest_s.get(member.phase, 0.0) for member in staying)
     return on_the_way or (group.surge > 0 and len(staying) < group.count)
 
@@ -238,7 +244,8 @@ def _outdated_to_go(group: Group, staying: Sequence[Member]) -> list[Member]:
     if idle or not serving:
         return idle
     current = [member for member in staying if member.revision == group.revision]
-    no_room = any(member.phase == "pending" and member.phase_s >= PATIENCE_S for member in current)
+    patience_s = PATIENCE_S if _num_serving(staying) > 1 else LONGEST_WAIT_S
+    no_room = any(member.phase == "pending" and member.phase_s >= patience_s for member in current)
     needed = group.count + (0 if no_room else group.surge)
     if _num_serving(staying) < needed:
         return []

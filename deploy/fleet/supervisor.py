@@ -44,9 +44,9 @@ class Supervisor:
         """Other bounds for a model."""
         await self._control.scale(model, low, high)
 
-    async def drain(self, names: Sequence[str]) -> None:
+    async def drain(self, names: Sequence[str], *, now: bool = False) -> None:
         """Members leave, and are replaced."""
-        await self._control.drain(names)
+        await self._control.drain(names, now=now)
 
     async def restart(self, names: Sequence[str]) -> None:
         """Members are drained and start again."""

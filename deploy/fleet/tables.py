@@ -51,15 +51,28 @@ def notes(status: dict[str, Any]) -> list[str]:
         if member["phase"] == "pending" and member["phase_s"] > _PENDING_S:
             needs = ", ".join(f"{name}: {amount:g}" for name, amount in member["needs"].items())
             waiting.setdefault((member["group"], needs), []).append(member["name"])
-    for (_, needs), names in waiting.items():
+    for (group, needs), names in waiting.items():
         who = f"{some(names)} {'waits' if len(names) == 1 else 'wait'}"
         lines.append(f"{who} for a node that has {needs} to spare; the cluster has {_totals(status)}")
+        lines += _held(status, group, names)
     lines += [
         f"node {node['address']} is cordoned: `radixfleet fleet drain --node {node['address']} --undo` ends it"
         for node in status["nodes"]
         if node["cordoned"] and node["alive"]
     ]
     return lines
+
+
+def _held(status: dict[str, Any], group: str, waiting: list[str]) -> list[str]:
+    """The last that serves, where it shall go and goes on for those who wait for a place."""
+    serving = [each for each in status["members"] if each["group"] == group and each["phase"] == "serving"]
+    if len(serving) != 1 or not (serving[0]["leaving"] or not serving[0]["current"]):
+        return []
+    last = serving[0]["name"]
+    return [
+        f"{last} is the last of {group} and serves until {some(waiting)} can; where no node will come, "
+        f"`radixfleet fleet drain {last} --now` makes room, and nobody serves meanwhile"
+    ]
 
 
 def some(names: list[str]) -> str:

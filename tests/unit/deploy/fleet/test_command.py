@@ -27,6 +27,7 @@ def test_init_prints_an_example_that_apply_would_take(tmp_path: Path) -> None:
         (["drain"], "name workers, or one --node"),
         (["drain", "m-0", "--node", "n"], "name workers, or one --node"),
         (["drain", "--undo"], "name workers, or one --node"),
+        (["drain", "--node", "n", "--now"], "--now goes with workers"),
         (["restart"], "Missing argument"),
     ],
 )
@@ -102,6 +103,18 @@ def test_notes_say_what_a_waiting_worker_needs_and_how_a_node_is_opened_again() 
         "m-1 waits for a node that has GPU: 1 to spare; the cluster has GPU: 1 in all",
         "node 10.0.0.2 is cordoned: `radixfleet fleet drain --node 10.0.0.2 --undo` ends it",
     ]
+
+
+def test_the_last_that_serves_on_for_one_that_waits_is_told_with_what_lets_it_go() -> None:
+    waiting = member(name="m-1", phase="pending", phase_s=60.0, node_id="")
+    for last in (member(leaving=True), member(current=False)):
+        lines = notes(status(last, waiting))
+        assert lines[1] == (
+            "m-0 is the last of m and serves until m-1 can; where no node will come, `radixfleet fleet drain m-0 --now` "
+            "makes room, and nobody serves meanwhile"
+        )
+    assert len(notes(status(member(), waiting))) == 1, "it goes nowhere"
+    assert len(notes(status(member(leaving=True), member(name="m-2"), waiting))) == 1, "another serves"
 
 
 def test_many_that_wait_take_one_line() -> None:

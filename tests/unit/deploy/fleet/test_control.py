@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from deploy.fleet.books import Books, Record, load_books, save_books
 from deploy.fleet.control import Control
 from deploy.fleet.watch import MemberGone, MemberLost
 from radixfleet.clock import MonotonicClock
@@ -433,6 +434,28 @@ async def test_only_a_machine_that_is_emptied_hurries_the_last_of_a_model(
         assert "drain m-0" not in scene.hosting.done, "many turns later"
         await control.cordon("n9", undo=False)
         await until(lambda: "drain m-0" in scene.hosting.done)
+
+
+async def test_the_last_of_a_model_serves_while_its_successor_waits_for_a_node_or_is_told_to_go(scene: Scene) -> None:
+    """As with Ray's autoscaler, which takes minutes."""
+    async with scene.supervisor() as control:
+        await control.apply(FLEET.replace("{min: 2, max: 4}", "1"))
+        await scene.settled(control, "router-0", "m-0")
+        scene.hosting.is_full = True
+        await control.drain(["m-0"])
+        await scene.sees(control, lambda status: any(each["phase"] == "pending" for each in status["members"]))
+        assert "drain m-0" not in scene.hosting.done
+        await control.drain(["m-0"], now=True)
+        await until(lambda: "drain m-0" in scene.hosting.done)
+
+
+def test_the_order_to_go_at_once_outlives_the_supervisor_and_not_its_member() -> None:
+    store, books = FakeStore(), Books(members={"m-0": Record("m", "a")}, leaving={"m-0"}, unheld={"m-0"})
+    save_books(store, books)
+    found = load_books(store)
+    assert found.wanted(None).unheld == {"m-0"}
+    found.forget("m-0")
+    assert not found.unheld
 
 
 async def test_a_worker_that_came_up_again_on_a_cordoned_node_leaves_it(scene: Scene) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.fleet.reconcile import (
-    LONGEST_LOAD_S,
+    LONGEST_WAIT_S,
     LOST_S,
     MOST_STARTS,
     PATIENCE_S,
@@ -78,7 +78,7 @@ def test_the_last_that_serves_leaves_when_another_serves_or_does_not_come():
     leaving = wanted(1, leaving=frozenset({"m-0"}))
     assert kinds(reconcile(leaving, [worker(0)])) == [("Start", "m-1")]
     drained = [("Drain", "m-0")]
-    for phase, longest_s in (("pending", PATIENCE_S), ("starting", LONGEST_LOAD_S), ("lost", LOST_S)):
+    for phase, longest_s in (("pending", LONGEST_WAIT_S), ("starting", LONGEST_WAIT_S), ("lost", LOST_S)):
         assert reconcile(leaving, [worker(0), worker(1, phase, phase_s=longest_s - 1)]) == []
         late = kinds(reconcile(leaving, [worker(0), worker(1, phase, phase_s=longest_s)]))
         assert late == [*drained, *([("Restart", "m-1")] if phase == "lost" else [])]
@@ -166,6 +166,25 @@ def test_where_there_is_no_room_for_one_more_an_old_one_makes_room():
     assert reconcile(wanted(2, "b"), [*old, successor]) == []
     actions = reconcile(wanted(2, "b"), [*old, replace(successor, phase_s=PATIENCE_S)])
     assert [each for each in kinds(actions) if each[0] != "Start"] == [("Drain", "m-0")]
+
+
+def test_the_last_that_serves_makes_no_room_while_a_node_may_be_on_its_way():
+    """Ray's autoscaler takes minutes: until then nobody would serve the model."""
+    old, successor = worker(0), worker(1, "pending", "b", phase_s=LONGEST_WAIT_S - 1)
+    assert reconcile(wanted(1, "b"), [old, successor]) == []
+    late = reconcile(wanted(1, "b"), [old, replace(successor, phase_s=LONGEST_WAIT_S)])
+    assert kinds(late) == [("Drain", "m-0")]
+
+
+def test_an_operator_lets_the_last_that_serves_go_at_once():
+    gone = frozenset({"m-0"})
+    waiting = worker(1, "pending")
+    assert reconcile(wanted(1, leaving=gone), [worker(0), waiting]) == []
+    assert kinds(reconcile(wanted(1, leaving=gone, unheld=gone), [worker(0), waiting])) == [("Drain", "m-0")]
+    assert kinds(reconcile(wanted(1, "b", leaving=gone, unheld=gone), [worker(0)])) == [
+        ("Drain", "m-0"),
+        ("Start", "m-1"),
+    ]
 
 
 def test_routers_are_replaced_in_place_because_clients_know_their_ports():
@@ -283,7 +302,7 @@ def test_new_settings_reach_every_member_where_there_is_no_place_to_spare(count:
     group = Group("m", count, "b", surge)
     for _ in range(30 * count):
         world.act(reconcile(Wanted((group,), frozenset(world.leaving)), list(world.members.values())), group)
-        world.step(10.0)
+        world.step(10.0 if count > 1 else LONGEST_WAIT_S / 3)
         assert world.serving >= count - 1
     assert {(m.phase, m.revision) for m in world.members.values()} == {("serving", "b")}
 
