@@ -30,6 +30,12 @@ from worker.runner.kernels.compiler import find_compiler
 from worker.runner.kernels.library import Kernels
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.005}
+GPU_TOLERANCE = TOLERANCE | {torch.float32: 2e-5}
+"""Exponentials are approximated there, and products made of three rounded ones."""
+
+
+def tolerance(case: PagedCase) -> float:
+    return (TOLERANCE if case.q.device.type == "cpu" else GPU_TOLERANCE)[case.q.dtype]
 
 
 CUDA = pytest.param(
@@ -120,7 +126,7 @@ def attended(backend: AttentionBackend, case: PagedCase) -> Tensor:
 
 def check(name: Name, case: PagedCase) -> None:
     difference = attended(backend_for(name, case), case).double().cpu() - naive_attention(case)
-    assert difference.abs().max() < TOLERANCE[case.q.dtype]
+    assert difference.abs().max() < tolerance(case)
 
 
 CASES: dict[str, list[tuple[int, int]]] = {
@@ -222,7 +228,8 @@ def test_the_plan_does_not_hold_on_to_the_table(name: Name) -> None:
 @pytest.mark.parametrize("sequences", [CASES["one decode"], CASES["decodes of many lengths"]], ids=["one", "many"])
 def test_decodes_planned_on_the_device(name: Name, sequences: list[tuple[int, int]], device: str) -> None:
     """As a CUDA graph records them; deterministic backends give the same bits."""
-    case = make_case(sequences, device=device)
+    dtype = torch.bfloat16 if name in FLASH and device == "cuda" else torch.float32  # the packages take no other
+    case = make_case(sequences, device=device, dtype=dtype)
     backend = backend_for(name, case)
     if not isinstance(backend, RecordableAttention):
         pytest.skip("cannot be recorded")
@@ -233,7 +240,7 @@ def test_decodes_planned_on_the_device(name: Name, sequences: list[tuple[int, in
     rows, positions = (torch.from_numpy(values).long().to(device) for values in (case.batch.rows, case.batch.starts))
     backend.plan_decodes(rows, positions, case.batch.table)
     result = backend.attend(case.q, case.pool.keys[0], case.pool.values[0])
-    assert (result - expected).abs().max() < TOLERANCE[case.q.dtype]
+    assert (result - expected).abs().max() < tolerance(case)
     assert torch.equal(result, expected) or name not in DETERMINISTIC
 
 
