@@ -168,13 +168,14 @@ class RadixCache:
         caller's. O(n - handle.length). Raises PageError, with nothing changed, when there are too few pages.
         """
         _check_dtype(tokens)
-        start, end = handle.length, len(tokens) - len(tokens) % self.page_size
+        node = before = handle.node
+        start, end = before.end, len(tokens) - len(tokens) % self.page_size
         if end <= start:
             return Inserted(start, NO_PAGES, NO_PAGES)
         tree_pages = own_pages = pages[start // self.page_size : end // self.page_size]
         if len(own_pages) * self.page_size != end - start:
             raise PageError(f"{len(pages)} pages do not hold {end} tokens")
-        node, position = handle.node, start
+        position = start
         while position < end:
             child = node.children.get(_page_at(tokens, position, self.page_size))
             index = (position - start) // self.page_size
@@ -187,7 +188,7 @@ class RadixCache:
                 tree_pages = own_pages.copy()
             tree_pages[index : index + len(node.pages)] = node.pages
             position += length
-        self._locks.acquire(node, until=handle.node)
+        self._locks.acquire(node, until=before)
         handle.move(node)
         duplicates = NO_PAGES if tree_pages is own_pages else own_pages[own_pages != tree_pages]
         return Inserted(start, tree_pages, duplicates)

@@ -18,6 +18,9 @@ from worker.memory.page_allocator import PageError
 
 HashArray = npt.NDArray[np.uint64]
 
+_NOTHING: Int32Array = np.empty(0, dtype=np.int32)
+_NO_HASHES: HashArray = np.empty(0, dtype=np.uint64)
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -28,6 +31,8 @@ class Node:
     pages: Int32Array
     """int32 [(end - start) / page_size]."""
     start: int
+    end: int
+    """The length of the prefix that ends with the node's last token."""
     parent: Node | None
     """None in a root, and in a node that has left its tree."""
     hashes: HashArray
@@ -38,11 +43,6 @@ class Node:
     """Handles at this node or below it."""
     cuts: int = 0
     """Times that its end was evicted, or a root dropped: what ends in it now may not be what ended there before."""
-
-    @property
-    def end(self) -> int:
-        """Position after the node's last token: the length of the prefix that ends with it."""
-        return self.start + len(self.tokens)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ def make_root(namespace: tuple[str, ...]) -> Root:
     """A root without children."""
     empty = np.empty(0, dtype=np.int32)
     seed = np.array([seed_hash(namespace)], dtype=np.uint64)
-    return Root(tokens=empty, pages=empty, start=0, parent=None, hashes=seed, namespace=namespace)
+    return Root(tokens=empty, pages=empty, start=0, end=0, parent=None, hashes=seed, namespace=namespace)
 
 
 def common_length(left: Int32Array, right: Int32Array) -> int:
@@ -113,7 +113,7 @@ def _chain_at_end(node: Node) -> BlockHash:
 def hang(parent: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray, page_size: int) -> Node:
     """A new child of `parent` for what of `tokens` (from position 0) is behind it, with its pages and block hashes."""
     own = tokens[parent.end :].copy()
-    child = Node(tokens=own, pages=pages.copy(), start=parent.end, parent=parent, hashes=hashes)
+    child = Node(own, pages.copy(), start=parent.end, end=len(tokens), parent=parent, hashes=hashes)
     parent.children[own[:page_size].tobytes()] = child
     return child
 
@@ -125,6 +125,7 @@ def grow(leaf: Node, tokens: Int32Array, pages: Int32Array, hashes: HashArray) -
         np.concatenate([leaf.pages, pages]),
         np.concatenate([leaf.hashes, hashes]),
     )
+    leaf.end = len(tokens)
 
 
 def split(node: Node, length: int, page_size: int) -> Node:
@@ -144,6 +145,7 @@ def split(node: Node, length: int, page_size: int) -> Node:
         tokens=node.tokens[:length].copy(),
         pages=node.pages[: length // page_size].copy(),
         start=node.start,
+        end=node.start + length,
         parent=parent,
         hashes=node.hashes[:cut].copy(),
         locks=node.locks,
@@ -166,12 +168,15 @@ def trim(leaf: Node, pages_kept: int, page_size: int) -> tuple[Int32Array, HashA
     parent = leaf.parent
     if parent is None or leaf.children:
         raise PageError("only a leaf below a root can be trimmed")
+    leaf.cuts += 1
     if not pages_kept:
         del parent.children[leaf.tokens[:page_size].tobytes()]
-        leaf.parent = None
+        pages, hashes = leaf.pages, leaf.hashes
+        leaf.parent, leaf.end, leaf.tokens, leaf.pages, leaf.hashes = None, leaf.start, _NOTHING, _NOTHING, _NO_HASHES
+        return pages, hashes
     blocks_kept = num_blocks(leaf.start, leaf.start + pages_kept * page_size)
     pages, hashes = leaf.pages[pages_kept:], leaf.hashes[blocks_kept:]
-    leaf.cuts += 1
+    leaf.end = leaf.start + pages_kept * page_size
     leaf.tokens = _shortened(leaf.tokens, pages_kept * page_size)
     leaf.pages = _shortened(leaf.pages, pages_kept)
     leaf.hashes = leaf.hashes[:blocks_kept]
@@ -208,6 +213,7 @@ def check_node(node: Node, page_size: int) -> None:
             ("does not begin where its parent ends", above is None or node.start != above.end),
             ("is kept under another page's tokens", above is None or above.children.get(key) is not node),
         ]
+        problems.append(("does not end with its last token", node.end != node.start + len(node.tokens)))
         if not any(found for _, found in problems):
             has_others = not np.array_equal(node.hashes, _recomputed_hashes(node))
             problems.append(("has block hashes that are not its tokens'", has_others))

@@ -64,7 +64,7 @@ class Admission:
         unfilled = running.at(rows[columns.settled[rows] < columns.filled[rows]])
         forecast = self._forecast(rows)
         misses = 0
-        for request in self.queue.candidates(self._cached_tokens, seats + WINDOW):
+        for request in self.queue.candidates(seats + WINDOW, self._match):
             piece = self._try(request, unfilled, forecast, budget, is_first=not begun_tokens and not admitted)
             if piece is not None:
                 admitted.append(piece)
@@ -95,6 +95,18 @@ class Admission:
         forecast = self._forecast(kept)
         forecast.add(request, pages_for(len(request.fill_ids) - self._match(request).length, self._limits.page_size))
         return forecast.fits(self._holdings.allocator.total_pages)
+
+    def check(self) -> None:
+        """Verify what is known of those that wait; an AssertionError tells what is wrong. O(tokens that wait)."""
+        queue, cache = self.queue, self._holdings.cache
+        counted = sum(len(request.fill_ids) - request.expected_shared for request in queue)
+        assert queue.prompt_tokens == counted, "the tokens that wait are miscounted"
+        for request in queue:
+            known = request.known_match
+            assert known is not None, "it was never looked up"
+            assert known.length == request.expected_cached, "what is cached is miscounted"
+            fresh = cache.match(request.submit.namespace, request.fill_ids, request.matchable_tokens)
+            assert known.length == fresh.length or not known.is_current, "a match is not known to have changed"
 
     def _try(
         self, request: Request, unfilled: list[Request], forecast: Forecast, budget: int, *, is_first: bool
@@ -143,15 +155,16 @@ class Admission:
         others = self._holdings.used_pages - (forecast.own_pages - candidate_pages)
         return forecast.fits(self._holdings.allocator.total_pages - others)
 
-    def _cached_tokens(self, request: Request) -> int:
-        """What the cache has of it; looked up again only where that may have changed."""
-        known = request.known_match
-        return (known if known is not None and known.is_current else self._match(request)).length
-
     def _match(self, request: Request) -> Match:
-        """What the cache has of it; where logits are wanted, it is computed all the same."""
+        """What the cache has of it, looked up again only where that may have changed.
+
+        Where logits are wanted, it is computed all the same.
+        """
+        known = request.known_match
+        if known is not None and known.is_current:
+            return known
         cache, limit = self._holdings.cache, request.matchable_tokens
-        match = cache.match(request.submit.namespace, request.fill_ids, limit, known=request.known_match)
+        match = cache.match(request.submit.namespace, request.fill_ids, limit, known=known)
         request.known_match = match
         if match.length != request.expected_cached:
             request.expected_cached = match.length

@@ -39,6 +39,11 @@ class Holding:
     matched: int
     """Tokens found in the cache at admission."""
     duplicates: list[Int32Array] = field(default_factory=list)
+    entries: memoryview = field(init=False)
+    """Of its row."""
+
+    def __post_init__(self) -> None:
+        self.entries = self.rows.entries(self.row)
 
     @property
     def allocated(self) -> int:

@@ -68,6 +68,7 @@ def _check_frontiers(holdings: Holdings, request: Request) -> None:
     assert held.allocated % holdings.page_size == 0
     assert holdings.num_own_pages(held) == len(holdings.own_pages(held)), f"{name}: its own pages are miscounted"
     columns = held.rows
+    assert columns.uid[held.row] == request.uid, f"{name}: its row is another's"
     assert columns.filled[held.row] == len(request.fill_ids), f"{name}: what is to be computed is counted wrongly"
     assert columns.final[held.row] == request.final_tokens, f"{name}: its row is another's"
     assert held.matched <= held.handle.length <= max(request.settled, held.matched), f"{name}: unsettled KV is cached"

@@ -63,27 +63,26 @@ def enough_tokens(waiting_tokens: int, step_cost_tokens: int) -> float:
     return math.sqrt(_LARGER * waiting_tokens * step_cost_tokens) if step_cost_tokens else math.inf
 
 
-def sibling(request: Request, cached: int, running: Iterable[Request], limits: Limits) -> tuple[Request, int] | None:
+def sibling(request: Request, cached: int, unfilled: Iterable[Request], limits: Limits) -> tuple[Request, int] | None:
     """Another request that is computing a prefix which `request` needs too, and how far they agree, in whole pages.
 
-    `cached`: tokens of `request` that the cache has. To compute `limits.shared_prefix_tokens` tokens or more a second
-    time costs more than to wait for them, which takes no longer than the other's prompt does. A further
-    completion waits for a single page, because there may be many of them. A request waits once at most, and not at all
-    where it may not take from the cache.
+    `cached`: tokens of `request` that the cache has. `unfilled`: those whose prompts are being computed. To compute
+    `limits.shared_prefix_tokens` tokens or more a second time costs more than to wait for them, which takes no longer
+    than the other's prompt does. A further completion waits for a single page, because there may be many of them. A
+    request waits once at most, and not at all where it may not take from the cache.
     """
     if request.has_waited or request.next_prompt_logprob:
         return None
     mine = request.fill_ids
-    for other in running:
+    for other in unfilled:
         theirs = other.fill_ids
         least = 0 if other is request.parent else limits.shared_prefix_tokens
         needed = cached + max(least, limits.page_size)
         if (
-            not other.is_filled
-            and other.submit.namespace == request.submit.namespace
-            and needed < min(len(mine), len(theirs) + 1)
+            needed < min(len(mine), len(theirs) + 1)
             # Prompts that part have parted here, as a rule: one look instead of all.
-            and mine[needed - 1] == theirs[needed - 1]
+            and mine.item(needed - 1) == theirs.item(needed - 1)
+            and other.submit.namespace == request.submit.namespace
             and np.array_equal(mine[:needed], theirs[:needed])
         ):
             shared = min(common_length(mine, theirs), len(mine) - 1)

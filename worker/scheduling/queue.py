@@ -15,6 +15,7 @@ Nothing here looks at all that wait: a step costs the candidates it asks for, an
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
@@ -114,14 +115,16 @@ class WaitingQueue:
                     insort(self._keys, self._key(request))
                     self.recount(request)
 
-    def candidates(self, cached_tokens: Callable[[Request], int], most: int) -> list[Request]:
+    def candidates(self, most: int, look_up: Callable[[Request], object]) -> list[Request]:
         """Those to try, best first: at most `most`, none that is held.
 
-        `cached_tokens` looks up how much of a request the cache holds now.
+        `look_up` is asked for those whose order depends on it: their `expected_cached` is then what the cache has now.
         """
         free = [self._requests[key] for key in self._keys[: WINDOW if self._order == "lpm" else most]]
         if self._order == "lpm":
-            free.sort(key=lambda request: self._lpm_rank(request, cached_tokens(request)))
+            for request in free:
+                look_up(request)
+            free.sort(key=self._lpm_rank)
         return free
 
     def _hold(self, request: Request, other: Request, until: int) -> None:
@@ -135,7 +138,7 @@ class WaitingQueue:
         priority = request.submit.priority if self._order == "priority" else 0
         return (is_new, -priority, request.arrival)
 
-    def _lpm_rank(self, request: Request, cached: int) -> tuple[bool, int]:
+    def _lpm_rank(self, request: Request) -> float:
         """Ascending; ties keep the order of arrival, as sorting is stable."""
         goes_first = request.was_admitted or request.overtaken >= self._max_overtakes
-        return (not goes_first, 0 if goes_first else -cached)
+        return -math.inf if goes_first else -request.expected_cached

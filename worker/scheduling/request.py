@@ -28,6 +28,7 @@ from worker.core.messages import Submit
 from worker.core.step import Int32Array
 from worker.memory.cached_prefix import Match
 from worker.scheduling.holdings import Holding
+from worker.scheduling.rows import COLUMNS
 
 
 class State(Enum):
@@ -49,15 +50,14 @@ class Entry:
     """A number of a request: the entry of its row in the column of the same name; 0 while it has no row."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        self._index = COLUMNS.index(name)
 
     def __get__(self, request: Request, owner: type | None = None) -> int:
         held = request.holding
-        return 0 if held is None else int(getattr(held.rows, self._name).item(held.row))
+        return 0 if held is None else held.entries[self._index]
 
     def __set__(self, request: Request, value: int) -> None:
-        held = request.held
-        getattr(held.rows, self._name)[held.row] = value
+        request.held.entries[self._index] = value
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +130,7 @@ class Request:
         """It was admitted, and has what `holding` holds; its prompt is computed from there on."""
         self.holding = holding
         rows, row = holding.rows, holding.row
+        rows.uid[row] = self.uid
         rows.filled[row] = len(self.fill_ids)
         rows.final[row] = self.final_tokens
         rows.to_sample[row] = self.submit.max_new_tokens - len(self.outputs)

@@ -22,8 +22,9 @@ class Rows:
     """int64 [max_rows] each. Written by the scheduler and its parts."""
 
     def __init__(self, max_rows: int) -> None:
-        self._all = np.zeros((len(_COLUMNS), max_rows), dtype=np.int64)
-        columns = dict(zip(_COLUMNS, self._all, strict=True))
+        self._all = np.zeros((len(COLUMNS), max_rows), dtype=np.int64)
+        columns = dict(zip(COLUMNS, self._all, strict=True))
+        self.uid: Column = columns["uid"]
         self.allocated: Column = columns["allocated"]
         """Positions that have a slot."""
         self.own_pages: Column = columns["own_pages"]
@@ -47,6 +48,10 @@ class Rows:
         self.last_step: Column = columns["last_step"]
         """As the attributes of `Request`."""
 
+    def entries(self, row: int) -> memoryview:
+        """The row's own, in the order of `COLUMNS`, to read and to write: one by one, faster than numpy's."""
+        return self._all[:, row].data
+
     def clear(self, row: int) -> None:
         """The row is nobody's."""
         self._all[:, row] = 0
@@ -69,7 +74,8 @@ class Rows:
         self.settled[decodes] = starts + 1
 
 
-_COLUMNS = (
+COLUMNS = (
+    "uid",
     "allocated",
     "own_pages",
     "filled",

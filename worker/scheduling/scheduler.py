@@ -227,8 +227,10 @@ class Scheduler:
         returning = [request for request in leaving if request.state is State.RETRACTED]
         open_uids = {request.uid for request in waiting + running + returning}
         assert self._lifecycle.requests.keys() == open_uids, "a request that has not ended is nowhere, or the reverse"
-        counted = sum(len(request.fill_ids) - request.expected_shared for request in waiting)
-        assert self._admission.queue.prompt_tokens == counted, "the tokens that wait are miscounted"
+        stops = {token_id for request in running for token_id in request.submit.stop_token_ids}
+        assert self._lifecycle.running.stop_tokens == stops, "the stop tokens of those that run are not theirs"
+        assert self._lifecycle.running.rows.tolist() == [request.held.row for request in running]
+        self._admission.check()
 
     def _learn_from(self, result: StepResult, launched: Launched) -> Advice | None:
         """Adapt the size of steps to what became of one. The advice, if its one request is to be given up."""

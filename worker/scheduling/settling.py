@@ -61,17 +61,23 @@ class Settling:
             requests, token_ids = list(compress(requests, goes_on)), list(compress(token_ids, goes_on))
         self._rows.computed(rows, starts)
         self._counters.generated_tokens += len(requests)
-        told = self._lifecycle.outbox.outputs
         ending = np.flatnonzero(self._rows.to_sample[rows] + self._rows.samples_in_flight[rows] == 0).tolist()
         for request, token_id in zip(requests, token_ids, strict=True):
             request.outputs.append(token_id)
-            submit = request.submit
-            told.append(Output(submit.uid, token_id))
-            if token_id in submit.stop_token_ids and len(request.outputs) > submit.min_new_tokens:
-                self._lifecycle.finish(request, FinishReason.STOP, token_id)
+        self._lifecycle.outbox.outputs.extend(map(Output, self._rows.uid[rows].tolist(), token_ids))
+        if not self._lifecycle.running.stop_tokens.isdisjoint(token_ids):
+            for request, token_id in zip(requests, token_ids, strict=True):
+                if self._stops_at(request, token_id):
+                    self._lifecycle.finish(request, FinishReason.STOP, token_id)
         for index in ending:
             if requests[index].state is not State.FINISHED:
                 self._lifecycle.finish(requests[index], FinishReason.LENGTH)
+
+    @staticmethod
+    def _stops_at(request: Request, token_id: int) -> bool:
+        """Whether its last token, which is this one, ends it."""
+        submit = request.submit
+        return token_id in submit.stop_token_ids and len(request.outputs) > submit.min_new_tokens
 
     def _settle_each(self, pieces: list[Piece], result: StepResult, notes: list[Note], *, first: int) -> None:
         """Sequences of which there is more to tell, from the step's `first` on."""
@@ -137,7 +143,7 @@ class Settling:
         request.outputs.append(token_id)
         self._counters.generated_tokens += 1
         self._lifecycle.outbox.outputs.append(Output(request.uid, token_id, note.sampled))
-        if token_id in submit.stop_token_ids and len(request.outputs) > submit.min_new_tokens:
+        if self._stops_at(request, token_id):
             self._lifecycle.finish(request, FinishReason.STOP, token_id)
         elif note.has_ended:
             self._lifecycle.finish(request, FinishReason.STOP)

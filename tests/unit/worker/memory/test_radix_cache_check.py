@@ -13,6 +13,12 @@ from worker.memory.portions import PER_NODE, Portions
 from worker.memory.radix_tree import Node
 
 
+def leaf_below(node: Node) -> Node:
+    while node.children:
+        node = next(iter(node.children.values()))
+    return node
+
+
 class TestCheck:
     """The checker finds what it is there to find."""
 
@@ -44,6 +50,7 @@ class TestCheck:
         self.broken(lambda _, node: setattr(node, "pages", node.pages[:1]), "another number of tokens")
         self.broken(lambda _, node: setattr(node, "start", 4), "where its parent ends")
         self.broken(lambda _, node: node.tokens.fill(1), "another page's tokens")
+        self.broken(lambda _, node: setattr(leaf_below(node), "end", 64), "with its last token")
         self.broken(lambda _, node: next(iter(node.children.values())).hashes.fill(1), "block hashes")
 
     def test_a_large_tree_is_checked_in_small_portions(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -24,11 +26,16 @@ def make_request(arrival: int, *, priority: int = 0) -> Request:
     return Request(submit, arrival=arrival, fill_ids=submit.token_ids)
 
 
+def candidates(queue: WaitingQueue, most: int, cached_tokens: Callable[[Request], int]) -> list[Request]:
+    def look_up(request: Request) -> None:
+        request.expected_cached = cached_tokens(request)
+
+    return queue.candidates(most, look_up)
+
+
 def order_of(queue: WaitingQueue, cached: dict[int, int] | None = None) -> list[int]:
-    return [
-        request.arrival
-        for request in queue.candidates(lambda request: (cached or {}).get(request.arrival, 0), len(queue))
-    ]
+    found = candidates(queue, len(queue), lambda request: (cached or {}).get(request.arrival, 0))
+    return [request.arrival for request in found]
 
 
 def test_fcfs_is_the_order_of_arrival() -> None:
@@ -70,7 +77,7 @@ def test_lpm_lets_nobody_be_overtaken_for_ever() -> None:
     admitted_before = 0
     for arrival in range(2, 100):
         queue.push(make_request(arrival))
-        best = queue.candidates(lambda request: 0 if request is cold else 500, 1)[0]
+        best = candidates(queue, 1, lambda request: 0 if request is cold else 500)[0]
         queue.take(best)
         if best is cold:
             break
@@ -86,7 +93,7 @@ def test_lpm_bounds_the_wait_of_every_cold_request() -> None:
     order: list[int] = []
     for arrival in range(11, 200):
         queue.push(make_request(arrival))
-        best = queue.candidates(lambda request: 0 if request.arrival <= 10 else 500, 1)[0]
+        best = candidates(queue, 1, lambda request: 0 if request.arrival <= 10 else 500)[0]
         queue.take(best)
         order.append(best.arrival)
     assert max(order.index(arrival) for arrival in range(1, 11)) <= 10 + 2
@@ -102,7 +109,7 @@ def test_lpm_looks_at_a_window_of_the_oldest_only() -> None:
         looked_up.append(request.arrival)
         return request.arrival
 
-    assert [request.arrival for request in queue.candidates(cached_tokens, 1)] == list(range(WINDOW, 0, -1))
+    assert [request.arrival for request in candidates(queue, 1, cached_tokens)] == list(range(WINDOW, 0, -1))
     assert looked_up == list(range(1, WINDOW + 1))
 
 
