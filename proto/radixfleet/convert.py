@@ -49,10 +49,10 @@ MAX_NAME_BYTES = 1024
 
 def check_names(request: inference_pb2.GenerateRequest) -> None:
     """Refuse names too long for logs, metrics and headers."""
-    for name in ("request_id", "model", "cache_salt", "lease_id"):
-        text = getattr(request, name)
-        if len(text) * _CHARACTER_BYTES <= MAX_NAME_BYTES:
-            continue
+    texts = request.request_id, request.model, request.cache_salt, request.lease_id
+    if max(map(len, texts)) * _CHARACTER_BYTES <= MAX_NAME_BYTES:
+        return
+    for name, text in zip(("request_id", "model", "cache_salt", "lease_id"), texts, strict=True):
         size = len(text.encode())
         if size > MAX_NAME_BYTES:
             raise InvalidRequest(f"{name} has {size} bytes; at most {MAX_NAME_BYTES} are allowed", field=name)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from time import perf_counter
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from radixfleet import convert
 from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
@@ -42,8 +42,7 @@ _NAMED = 5
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Preparation:
+class Preparation(NamedTuple):
     """A request that is valid, but for its prompt."""
 
     work: Callable[[], PreparedRequest]
@@ -79,6 +78,8 @@ class Prompts:
         self._max_tokens = max_tokens
         self._isolate_clients = isolate_clients
         self._gathering = gathering
+        self._served: dict[str, ServedModel] = {}
+        """As last asked for, by name."""
 
     def models(self) -> tuple[ModelInfo, ...]:
         """Every model that the fleet serves now, by name."""
@@ -98,6 +99,19 @@ class Prompts:
         if name not in models:
             raise UnknownModel(f"no model is called {name!r}; served are {', '.join(models)}")
         info = self._informed(name)
+        served = self._served.get(name)
+        if served is not None and served.info is info and self._is_current(served):
+            return served
+        self._served[name] = served = self._serving(name, info)
+        return served
+
+    def _is_current(self, served: ServedModel) -> bool:
+        """Its tokenizer is still the one that the store has."""
+        fingerprint = served.info.tokenizer_fingerprint
+        return served.tokenizer is (self._tokenizers.get(fingerprint) if fingerprint else None)
+
+    def _serving(self, name: str, info: ModelInfo) -> ServedModel:
+        """Raises Unavailable."""
         if not info.tokenizer_fingerprint:
             return ServedModel(info, None)
         tokenizer = self._tokenizers.get(info.tokenizer_fingerprint) or self._tokenizers.named(name)
@@ -143,12 +157,14 @@ class Prompts:
         convert.check_names(request)
         model = self.model(request.model)
         _check_resume(request, _checked_sampling(request.sampling, model.info.vocab_size or None))
-        is_ids = request.prompt.WhichOneof("form") == "token_ids"
+        prompt, is_continued = request.prompt, request.HasField("generated")
+        is_ids = prompt.WhichOneof("form") == "token_ids"
         work = prepare_text if model.tokenizer is None and not is_ids else prepare
+        is_short = is_ids and _is_small(prompt.token_ids) and not (is_continued and not _is_small(request.generated))
         return Preparation(
             partial(work, request, model, self._max_tokens, look_aside=look_aside),
-            is_short=is_ids and _is_small(request.prompt.token_ids) and _is_small(request.generated),
-            is_ids=is_ids and not request.HasField("generated"),
+            is_short=is_short,
+            is_ids=is_ids and not is_continued,
         )
 
     async def finish(self, preparation: Preparation) -> PreparedRequest:

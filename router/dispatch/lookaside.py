@@ -27,7 +27,7 @@ Owner: TypeAlias = set[str]
 """The ids of a stream's open leases, kept by `LookAside`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
     lease: Lease
     owner: Owner | None

