@@ -263,20 +263,35 @@ async def test_an_engine_process_that_says_nothing_gets_no_new_requests_until_it
 
 
 async def test_a_step_that_takes_long_is_no_silence() -> None:
-    """A prefill of half a minute on a slow CPU: the engine's loop speaks while the runner computes."""
-    async with serving(msgspec.structs.replace(CONFIG, silent_s=3.0)) as engine:
+    """A prefill of half a minute on a slow CPU, a compilation: the engine's loop speaks while the runner computes."""
+    runner = msgspec.structs.replace(RUNNER, cost=CostModel(step_s=6.0))
+    async with serving(msgspec.structs.replace(CONFIG, runner=runner, silent_s=3.0)) as engine:
         history = History(engine)
-        stream = await start_long(engine)
-        os.kill(engine.child_pids[1], signal.SIGSTOP)
         reports = asyncio.Semaphore(0)
+        stream = engine.submit(submit(engine.next_uid(), 6, max_new_tokens=1))
         engine.subscribe(lambda notice: None if isinstance(notice, StateChange) else reports.release())
         async with asyncio.timeout(60):
-            for _ in range(10):  # two a second
+            for _ in range(8):  # two a second
                 await reports.acquire()
+            assert history.changes == []
+            assert len((await read(stream))[0]) == 1
         assert history.changes == []
+
+
+async def test_a_runner_process_that_is_stopped_gets_no_new_requests_until_it_goes_on() -> None:
+    """Behaviour 60: in seconds, though a runner that only computes for long is left alone; also when nothing runs."""
+    async with serving(msgspec.structs.replace(CONFIG, silent_s=2.0)) as engine:
+        history = History(engine)
+        incarnation = engine.incarnation
+        os.kill(engine.child_pids[1], signal.SIGSTOP)
+        stopped = await history.until(lambda change: change.status is WorkerStatus.FAILED)
+        assert "the runner process has been stopped (SIGSTOP) for 2 s" in stopped.message
+        with pytest.raises(Unavailable, match="failed"):
+            engine.submit(submit(engine.next_uid()))
         os.kill(engine.child_pids[1], signal.SIGCONT)
-        await anext(stream)
-        stream.close()
+        await history.until(lambda change: change.status is WorkerStatus.SERVING)
+        assert engine.incarnation == incarnation
+        assert len((await read(engine.submit(submit(engine.next_uid(), 6, max_new_tokens=3))))[0]) == 3
 
 
 async def test_an_idle_engine_is_not_taken_for_stuck() -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import IO, Self, cast
 
 import msgspec
+import psutil
 
 from worker.engine.child import EXIT_RUNNER_GONE
 from worker.engine.config import EngineConfig
@@ -37,6 +38,7 @@ class Children:
         """To the engine."""
         self.engine = engine
         self.runner = runner
+        self._seen_runner = psutil.Process(runner.pid)
 
     @classmethod
     def spawn(cls, config: EngineConfig) -> Self:
@@ -48,6 +50,14 @@ class Children:
             engine = _spawn("worker.engine.engine_process", [engine_front, engine_runner], configuration, os.environ)
             runner = _spawn("worker.engine.runner_process", [runner_end], configuration, config.runner_environment())
         return cls(front_end, engine, runner)
+
+    @property
+    def is_runner_stopped(self) -> bool:
+        """A signal (SIGSTOP) has stopped the runner process. A step that takes long, or a debugger, does not."""
+        try:
+            return self._seen_runner.status() == psutil.STATUS_STOPPED
+        except psutil.Error:  # it has ended, which its socket tells
+            return False
 
     async def end(self) -> str:
         """Once one is gone: reap both, killing what does not end by itself. Returns which ended first, and how."""

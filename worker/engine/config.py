@@ -46,7 +46,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_json: bool = False
     silent_s: float = 5.0
     """An engine whose loop says nothing for so long is FAILED, until it speaks. It speaks twice a second, however long
-    its runner computes."""
+    its runner computes. So is one whose runner process has been stopped for so long, until that goes on."""
     stuck_s: float = 60.0
     """An engine that has work and ends no step for so long is FAILED, until it does. Longer than any honest step."""
     restart_stuck_s: float = 300.0

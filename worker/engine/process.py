@@ -4,6 +4,7 @@ start      spawn -> LOADING -> Ready: SERVING
 crash      either process ends: streams end with Unavailable, FAILED under a new incarnation, both are reaped, a wait,
            LOADING and SERVING again; after `max_restarts` restarts in a row that did not last, FAILED for good
 silent     its loop says nothing for `silent_s`: FAILED until it speaks again; running requests stay
+stopped    the runner process has been stopped (SIGSTOP) for `silent_s`: likewise, until it goes on
 stuck      it has work but ends no step, or says nothing, for `stuck_s`: FAILED until it moves again;
            for `restart_stuck_s`: killed, then as after a crash
 no load    the first load fails: EngineLoadError with the runner's advice, FAILED for good, nothing is restarted
@@ -110,7 +111,8 @@ class ProcessEngine(Conversation):
                 return False
             if self._status is WorkerStatus.LOADING:
                 continue
-            watchdog.tick(self._last_report)
+            is_stopped = self._children is not None and self._children.is_runner_stopped
+            watchdog.tick(self._last_report, is_runner_stopped=is_stopped)
             if watchdog.still_s >= self._config.restart_stuck_s:
                 return True
             trouble = self._trouble(watchdog)
@@ -123,6 +125,10 @@ class ProcessEngine(Conversation):
         """Why it should get no new requests now; empty: it may."""
         if watchdog.silent_s >= self._config.silent_s:
             return f"the engine has said nothing for {watchdog.silent_s:.0f} s"
+        if watchdog.stopped_s >= self._config.silent_s:
+            return (
+                f"the runner process has been stopped (SIGSTOP) for {watchdog.stopped_s:.0f} s; SIGCONT lets it go on"
+            )
         if watchdog.still_s >= self._config.stuck_s:
             return f"the engine has not moved for {watchdog.still_s:.0f} s"
         return ""

@@ -11,8 +11,10 @@ class Watchdog:
     There is progress when a report has come since the last tick and either the engine has nothing to do or it has ended
     a step since. So this sees an engine that says nothing (stopped, spinning), one whose runner does not answer (a step
     in flight for ever), and one that has work but plans none. Silence is counted by itself too: the engine's loop
-    reports twice a second whatever its runner does, so silence tells sooner. Time is counted in ticks that were really
-    made: a front that itself stood still for a minute does not take its engine for dead.
+    reports twice a second whatever its runner does, so silence tells sooner. A runner that computes for long (a
+    compilation, a long prompt) looks like one that is stopped, but not to the system, which is asked: a runner process
+    that a signal has stopped makes no progress. Time is counted in ticks that were really made: a front that itself stood
+    still for a minute does not take its engine for dead.
     """
 
     def __init__(self, tick_s: float) -> None:
@@ -23,11 +25,14 @@ class Watchdog:
         """How long there has been no progress."""
         self.silent_s = 0.0
         """How long there has been no report."""
+        self.stopped_s = 0.0
+        """How long the runner process has been stopped."""
 
-    def tick(self, newest: Report | None) -> None:
+    def tick(self, newest: Report | None, *, is_runner_stopped: bool = False) -> None:
         """`tick_s` have passed; `newest` is the last report of this incarnation."""
         heard = newest is not None and newest is not self._report
-        progress = newest is not None and heard and self._moved(newest)
+        progress = newest is not None and heard and self._moved(newest) and not is_runner_stopped
+        self.stopped_s = self.stopped_s + self._tick_s if is_runner_stopped else 0.0
         self.silent_s = 0.0 if heard else self.silent_s + self._tick_s
         self.still_s = 0.0 if progress else self.still_s + self._tick_s
         self._report = newest

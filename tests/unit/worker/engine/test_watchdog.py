@@ -71,3 +71,15 @@ def test_silence_and_standing_still_are_told_apart() -> None:
 
 def test_one_more_step_ends_the_count() -> None:
     assert still_s_after(report(5, running=1), report(5, running=1), report(6, running=1)) == 0
+
+
+def test_a_stopped_runner_is_counted_whatever_the_engine_says_and_a_slow_one_is_not() -> None:
+    """Its engine goes on to report, and may have nothing to do."""
+    watchdog = Watchdog(tick_s=2.0)
+    for _ in range(3):
+        watchdog.tick(report(5), is_runner_stopped=True)
+    assert (watchdog.stopped_s, watchdog.still_s, watchdog.silent_s) == (6.0, 6.0, 0.0)
+    watchdog.tick(report(5), is_runner_stopped=False)
+    assert (watchdog.stopped_s, watchdog.still_s) == (0.0, 0.0)
+    watchdog.tick(report(5, running=1, step_age_s=30.0))
+    assert watchdog.stopped_s == 0.0
