@@ -13,8 +13,8 @@ class Watchdog:
     in flight for ever), and one that has work but plans none. Silence is counted by itself too: the engine's loop
     reports twice a second whatever its runner does, so silence tells sooner. A runner that computes for long (a
     compilation, a long prompt) looks like one that is stopped, but not to the system, which is asked: a runner process
-    that a signal has stopped makes no progress. Time is counted in ticks that were really made: a front that itself stood
-    still for a minute does not take its engine for dead.
+    that a signal has stopped makes no progress. Time is counted in ticks that were really made: a front that itself
+    stood still for a minute does not take its engine for dead.
     """
 
     def __init__(self, tick_s: float) -> None:
