@@ -76,7 +76,7 @@ async def running_core(
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
-        sketch = Sketch()
+        sketch = Sketch(clock)
         look_aside = LookAside(settings.lease_s, metrics)
         stack.callback(look_aside.close)
         tokenizers = TokenizerStore(threads, await asyncio.to_thread(named_tokenizers, settings.tokenizers))

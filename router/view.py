@@ -107,6 +107,8 @@ class RequestView(NamedTuple):
     """By slot: how many leading blocks of the prompt the worker holds. What `Sketch.match` returned."""
     users: Mapping[int, int] = MappingProxyType({})
     """By slot: requests there that use all that is matched; without an entry none. What `Sketch.users` returned."""
+    used_for_s: Mapping[int, float] = MappingProxyType({})
+    """By slot: for how long there has always been one of them, in seconds. What `Sketch.used_for_s` returned."""
 
     def matched_tokens(self, slot: int) -> int:
         """Prompt tokens expected in the worker's cache: at most all but the last, which is always computed."""

@@ -64,7 +64,7 @@ class SimulatedRouter:
 
     def __init__(self, policy: Policy, clock: Clock, random: Random, *, deltas: bool) -> None:
         """`deltas`: the workers tell what they cache; else the router has only its own record, and the receipts."""
-        self.sketch = Sketch()
+        self.sketch = Sketch(clock)
         self._clock = clock
         self._deltas = deltas
         self._workers: dict[int, WorkerState] = {}

@@ -147,7 +147,8 @@ class Chooser:
     def _view(self, request: PreparedRequest) -> RequestView:
         matched = self._sketch.match(request.block_hashes)
         users = self._sketch.users(request.block_hashes, matched)
-        return RequestView(request.prompt_tokens, request.block_hashes, matched, users)
+        used_for_s = self._sketch.used_for_s(request.block_hashes, matched)
+        return RequestView(request.prompt_tokens, request.block_hashes, matched, users, used_for_s)
 
     def _nobody(self, request: PreparedRequest, group: ModelGroup, suitable: FleetView) -> RadixfleetError:
         problem, retry_after_s = _refusal(request.model, [group.at(view.slot) for view in suitable])

@@ -64,6 +64,8 @@ class Mirror:
         self._records: deque[tuple[int, array[int]]] = deque()
         self._recorded_blocks = 0
         self._leased: dict[int, int] = {}
+        self._leased_since_s: dict[int, float] = {}
+        """When the first of the leases came without which the block would have been free since."""
         self._coming: dict[int, None] = {}
         """What the worker says that it is going to compute, in its order. Empty without word from it."""
         self._reports = 0
@@ -94,6 +96,10 @@ class Mirror:
     def users(self, block: int) -> int:
         """Running requests that use `block`."""
         return self._leased.get(block, 0)
+
+    def used_since_s(self, block: int) -> float | None:
+        """Since when there has always been a running request that uses `block`; None: there is none now."""
+        return self._leased_since_s.get(block)
 
     @property
     def bound_blocks(self) -> int:
@@ -134,7 +140,7 @@ class Mirror:
         """Tick of the last use of `block`; None while it is only expected."""
         return None if block in self._expected else self._last_use[block]
 
-    def lease(self, blocks: list[int], known: int) -> list[int]:
+    def lease(self, blocks: list[int], known: int, now_s: float) -> list[int]:
         """Count one more running request on `blocks`, of which `known` were here. Returns the blocks that joined.
 
         Call `begun` with their number when the worker begins the request.
@@ -144,8 +150,13 @@ class Mirror:
         self._last_use.update(dict.fromkeys(new, self._tick))
         self._expected.update(dict.fromkeys(new, 0))
         leased = self._leased
-        for block in blocks:
-            leased[block] = leased.get(block, 0) + 1
+        # Whoever leases a block leases all before it.
+        shared = _depth(blocks, len(blocks), leased.__contains__)
+        for block in blocks[:shared]:
+            leased[block] += 1
+        alone = blocks[shared:]
+        leased.update(dict.fromkeys(alone, 1))
+        self._leased_since_s.update(dict.fromkeys(alone, now_s))
         if new:
             self._to_begin[known] = self._to_begin.get(known, 0) + len(new)
         return new
@@ -271,6 +282,7 @@ class Mirror:
             "a coming block is missing": self._coming.keys() - self._last_use.keys(),
             "a block comes without word from the worker": self._coming.keys() if self.sequence is None else set(),
             "a lease count is not positive": {block for block, count in self._leased.items() if count <= 0},
+            "a lease has no beginning": self._leased.keys() ^ self._leased_since_s.keys(),
             "an expected block is missing": self._expected.keys() - self._last_use.keys(),
             "an expected block is never due": self._expected.keys()
             - held
@@ -387,11 +399,11 @@ class Mirror:
 
     def _unlease(self, blocks: list[int]) -> None:
         """Whoever leases a block leases all before it, so the blocks that only this lease used are the last ones."""
-        leased = self._leased
+        leased, since_s = self._leased, self._leased_since_s
         counts = list(map(leased.__getitem__, blocks))
         shared = bisect_left(counts, -1, key=neg)
         for block in blocks[shared:]:
-            del leased[block]
+            del leased[block], since_s[block]
         leased.update(zip(blocks, [count - 1 for count in counts[:shared]], strict=False))
 
 

@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS
+from radixfleet.clock import Clock, MonotonicClock
 from router.index.lease import BlockLease
 from router.index.mirror import Mirror
 
@@ -45,7 +46,9 @@ class Sketch:
     KeyError for one that is not attached.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        """`clock`: tells when a request was booked; the machine's own where none is given."""
+        self._clock: Clock = clock or MonotonicClock()
         self._masks: dict[int, int] = {}
         self._mirrors: list[Mirror | None] = []
         self._open_leases = 0
@@ -140,6 +143,13 @@ class Sketch:
         """
         return _Users(self._mirrors, hashes, depths)
 
+    def used_for_s(self, hashes: HashArray, depths: DepthArray) -> Mapping[int, float]:
+        """For how long, in seconds, there has always been one of those `users`, by slot, where there are any.
+
+        Of what is used by requests that came in the same moment it is 0.
+        """
+        return _UsedFor(self._mirrors, hashes, depths, self._clock)
+
     def book(self, slot: int, hashes: HashArray, prompt_tokens: int) -> BlockLease:
         """A request with these prompt blocks goes to the worker, which will hold them: count them as there from now on.
 
@@ -150,7 +160,7 @@ class Sketch:
         known = mirror.depth(blocks)
         lasting = mirror.lasting(blocks, known)
         settled_use = mirror.settled_use(blocks[known - 1]) if known else None
-        joined = mirror.lease(blocks, known)
+        joined = mirror.lease(blocks, known, self._clock.now())
         self._mark(slot, joined)
         self._clear(slot, mirror.trim())
         self._open_leases += 1
@@ -337,6 +347,37 @@ class _Users(Mapping[int, int]):
 
     def __contains__(self, slot: object) -> bool:
         return isinstance(slot, int) and self.get(slot) > 0
+
+    def __iter__(self) -> Iterator[int]:
+        return (slot for slot in self.depths.nonzero()[0].tolist() if slot in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@dataclass(slots=True, eq=False)
+class _UsedFor(Mapping[int, float]):
+    """See `Sketch.used_for_s`."""
+
+    mirrors: Sequence[Mirror | None]
+    hashes: HashArray
+    depths: DepthArray
+    clock: Clock
+
+    def __getitem__(self, slot: int) -> float:
+        used_s = self.get(slot, -1.0)
+        if used_s < 0:
+            raise KeyError(slot)
+        return used_s
+
+    def get(self, slot: int, default: float = 0.0) -> float:  # type: ignore[override]  # as above
+        """Of this worker."""
+        depth, mirror = self.depths.item(slot), self.mirrors[slot]
+        since_s = mirror.used_since_s(self.hashes.item(depth - 1)) if depth and mirror is not None else None
+        return default if since_s is None else self.clock.now() - since_s
+
+    def __contains__(self, slot: object) -> bool:
+        return isinstance(slot, int) and self.get(slot, -1.0) >= 0
 
     def __iter__(self) -> Iterator[int]:
         return (slot for slot in self.depths.nonzero()[0].tolist() if slot in self)

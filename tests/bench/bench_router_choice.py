@@ -100,7 +100,8 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
     def choose(hashes: HashArray) -> None:
         replace(hashes)
         matched = sketch.match(hashes)
-        view = RequestView(num_blocks * BLOCK_TOKENS, hashes, matched, sketch.users(hashes, matched))
+        users, used_for_s = sketch.users(hashes, matched), sketch.used_for_s(hashes, matched)
+        view = RequestView(num_blocks * BLOCK_TOKENS, hashes, matched, users, used_for_s)
         policy.rank(view, fleet, random)
 
     def change(_: HashArray) -> None:

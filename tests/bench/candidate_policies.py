@@ -199,15 +199,18 @@ def shape(
     place: float = 0.1,
     crowd: float = 8,
     steep: int = 4,
-    main: float = 0,
+    main: float = 0.8,
+    moment_s: float = 0.005,
     by_holder: bool = False,
+    mean_queue: bool = False,
     in_flight: float = 0,
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
 
-    The price of a copy falls by x^steep / (x^steep + 1) times the minimum, with x = max(u / crowd, u / (main F));
-    `main` 0: x = u / crowd, which the policy has. `by_holder`, the form before: u / h in place of u, and without the
-    minimum. `in_flight`, where it is not 0: Q counts i / (i + R') instead, with R' the mean of the requests in flight.
+    The price of a copy falls by x^steep / (x^steep + 1) times the minimum, with x = u / crowd, or the larger of that
+    and u / (main F) once the prefix has been in use for `moment_s`; `main` 0: u / crowd alone. `by_holder`: x = u / h /
+    crowd, and without the minimum. `mean_queue`: Q' is the mean of the others, not what three of four have.
+    `in_flight`, where it is not 0: Q counts i / (i + R') instead, with R' the mean of the requests in flight.
     """
 
     def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
@@ -217,7 +220,8 @@ def shape(
             return 0.0
         share = users / max(users, mean * len(candidates))
         counted = users / crowd / (len(holders) if by_holder else 1)
-        if main and not by_holder:
+        used_for_s = max(request.used_for_s.get(slot, 0.0) for slot in holders)
+        if main and not by_holder and used_for_s >= moment_s:
             counted = max(counted, share / main)
         load = 1.0 if by_holder else share * len(candidates) / len(holders)
         return min(1, load) * counted**steep / (counted**steep + 1)
@@ -227,18 +231,21 @@ def shape(
         fill = sum(each.cache_fill for each in candidates) / count
         most = max(matched[each.slot] for each in candidates)
         queue = worker.outstanding_prompt_tokens
-        others = (sum(each.outstanding_prompt_tokens for each in candidates) - queue) / max(1, count - 1)
+        queues = sorted(each.outstanding_prompt_tokens for each in candidates)
+        usual = (sum(queues) - queue) / max(1, count - 1) if mean_queue else queues[count // 4]
         mean = sum(each.requests_in_flight for each in candidates) / count
         more = worker.requests_in_flight + worker.places_short - min(each.requests_in_flight for each in candidates)
         return (
             uncached(request, worker) * (1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0))
             - BLOCK_TOKENS * (most - matched[worker.slot]) * paid_by_others(request, candidates, most, mean)
-            + queue * (in_flight / (in_flight + mean) if in_flight else tokens / (2 * tokens + 3 * others))
+            + queue * (in_flight / (in_flight + mean) if in_flight else tokens / (2 * tokens + 3 * usual))
             + batch * tokens * (more / (32 + mean)) ** power
         )
 
-    users = f",{'x' if by_holder else 'u'}^{steep}/{crowd:g}" + (f"|{main:g}F" if main and not by_holder else "")
-    falls = f",Q{in_flight:g}/({in_flight:g}+R)" if in_flight else ""
+    users = f",{'x' if by_holder else 'u'}^{steep}/{crowd:g}"
+    if main and not by_holder:
+        users += f"|{main:g}F>{moment_s:g}s"
+    falls = f",Q{in_flight:g}/({in_flight:g}+R)" if in_flight else ",mean" if mean_queue else ""
     return Cheapest(f"R^{power}*{batch:g},{place:g}{users}{falls}", cost)
 
 
@@ -273,8 +280,9 @@ CANDIDATES: Mapping[str, Policy] = _by_name(
     *(discounted("linear"), discounted("squares"), discounted("none")),
     *(discounted("hyperbola", 3, queue=1, patience=3, requests=tokens) for tokens in (5, 20)),
     *(shape(power=1, batch=0.5), shape(power=2, batch=2), shape(place=0), shape(place=0.5), shape(in_flight=16)),
-    *(shape(main=0.75), shape(main=0.8), shape(crowd=1e9)),
-    *(shape(crowd=1, steep=1), shape(crowd=3), shape(crowd=5)),
+    *(shape(main=0, mean_queue=True), shape(mean_queue=True), shape(main=0)),
+    *(shape(moment_s=0), shape(moment_s=0.03), shape(crowd=1e9)),
+    *(shape(crowd=1, steep=1, main=0), shape(crowd=3, main=0), shape(crowd=5, main=0)),
     *(shape(by_holder=True), shape(by_holder=True, crowd=3), shape(by_holder=True, place=0.5)),
 )
 """By name: what lost to the default."""

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from radixfleet.blocks import BLOCK_TOKENS
+from radixfleet.clock import ManualClock
 from router.index import BlockLease, Sketch
 from router.index.mirror import GRACE_REPORTS
 from tests.support.chains import NONE, blocks, chain
@@ -39,6 +40,8 @@ class ModelWorker:
     used: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Block -> (time of last use, minus its place in the chain used): the smallest leaves first."""
     leases: list[list[str]] = field(default_factory=list)
+    since_s: dict[str, float] = field(default_factory=dict)
+    """Leased block -> since when it has been leased without a break."""
     due: dict[str, float] = field(default_factory=dict)
     """Expected block -> number of the report by which it must come."""
     coming: dict[str, None] = field(default_factory=dict)
@@ -84,7 +87,7 @@ class ModelWorker:
             if len(self.used) > bound:
                 self.drop([name])
 
-    def book(self, names: list[str]) -> int | None:
+    def book(self, names: list[str], now_s: float) -> int | None:
         """Returns when the deepest known block was last used; None when there is none, or it is only expected."""
         known = [name for name in names if name in self.used]
         settled = self.used[known[-1]][0] if known and known[-1] not in self.due else None
@@ -93,12 +96,13 @@ class ModelWorker:
             if name not in self.used:
                 self.used[name] = (self.clock, 0)
                 self.due[name] = float("inf")
+        self.since_s |= {name: now_s for name in names if not self.leased(name)}
         self.leases.append(names)
         self.trim()
         return settled
 
     def end(self, names: list[str], output: list[str]) -> None:
-        self.leases.remove(names)
+        self.unlease(names)
         new = [name for name in output if name not in self.used]
         self.use(names + output)
         if self.sequence is None:
@@ -112,9 +116,13 @@ class ModelWorker:
         self.trim()
 
     def abandon(self, names: list[str]) -> None:
-        self.leases.remove(names)
+        self.unlease(names)
         self.give_up(names)
         self.trim()
+
+    def unlease(self, names: list[str]) -> None:
+        self.leases.remove(names)
+        self.since_s = {name: since_s for name, since_s in self.since_s.items() if self.leased(name)}
 
     def give_up(self, names: list[str]) -> None:
         self.drop([name for name in names if name in self.due and not self.held(name)])
@@ -200,7 +208,8 @@ class SketchMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sketch = Sketch()
+        self.clock = ManualClock()
+        self.sketch = Sketch(self.clock)
         self.workers: dict[int, ModelWorker] = {}
         self.num_open = 0
         for capacity in (4, 8):
@@ -249,6 +258,7 @@ class SketchMachine(RuleBasedStateMachine):
     @rule(target=leases, pick=PICKS, prompt=PROMPT, cached_blocks=st.none() | st.integers(0, 3))
     def book(self, pick: int, prompt: str, cached_blocks: int | None) -> Held:
         """Book a prompt; the worker may begin it at once and tell what it had cached."""
+        self.clock.advance(1.0)
         slot, worker = self._pick(pick)
         names = prefixes(prompt)
         depth = self.sketch.match(chain(prompt))[slot]
@@ -257,7 +267,7 @@ class SketchMachine(RuleBasedStateMachine):
         absent = [name not in worker.used for name in names]
         has_hole = absent != sorted(absent)
         self.foresees_what_goes(lease, worker, names)
-        settled = worker.book(names)
+        settled = worker.book(names, self.clock.now())
         worker.to_begin.append((lease, sum(absent)))
         # With a hole any depth is right that the worker holds, and what a receipt means depends on the depth.
         assert has_hole or lease.known_blocks == depth
@@ -359,6 +369,11 @@ class SketchMachine(RuleBasedStateMachine):
             if depths[slot]
         }
         assert self.sketch.users(chain(prompt), depths) == {slot: count for slot, count in counts.items() if count}
+        assert self.sketch.used_for_s(chain(prompt), depths) == {
+            slot: self.clock.now() - self.workers[slot].since_s[prompt[: depths[slot]]]
+            for slot, count in counts.items()
+            if count
+        }
 
     @invariant()
     def capacity_is_kept_but_for_leases(self) -> None:

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from radixfleet.clock import ManualClock
 from router.index import Sketch
 from tests.support.chains import NONE, blocks, chain
 
@@ -82,6 +83,10 @@ class TestUsers:
         hashes = chain(letters)
         return sketch.users(hashes, sketch.match(hashes))
 
+    def used_for_s(self, sketch: Sketch, letters: str) -> dict[int, float]:
+        hashes = chain(letters)
+        return dict(sketch.used_for_s(hashes, sketch.match(hashes)))
+
     def test_counts_open_leases_on_the_deepest_block_that_matches(self) -> None:
         sketch = sketch_of(["abcd"], ["ab"], [])
         for slot, letters in ((0, "abcX"), (0, "abcdY"), (0, "aZ"), (1, "abW"), (2, "qr")):
@@ -103,3 +108,22 @@ class TestUsers:
         sketch.set_incarnation(1, 2)
         sketch.detach(0)
         assert self.users(sketch, "abcd") == {2: 1}
+
+    def test_how_long_somebody_has_used_it_without_a_break(self) -> None:
+        clock = ManualClock(100.0)
+        sketch = Sketch(clock)
+        for _ in range(2):
+            sketch.set_capacity(sketch.attach(), 10_000)
+        first = sketch.book(0, chain("abcX"), 1_000)
+        clock.advance(2.0)
+        second = sketch.book(0, chain("abY"), 1_000)
+        sketch.book(1, chain("a"), 1_000)
+        clock.advance(3.0)
+        assert self.used_for_s(sketch, "abcQ") == {0: 5.0, 1: 3.0}
+        assert self.used_for_s(sketch, "abY") == {0: 3.0, 1: 3.0}
+        sketch.end(first)
+        assert self.used_for_s(sketch, "abcQ") == {1: 3.0}, "nobody uses the third block"
+        assert self.used_for_s(sketch, "abQ") == {0: 5.0, 1: 3.0}, "two followed one another"
+        sketch.end(second)
+        sketch.book(0, chain("ab"), 1_000)
+        assert self.used_for_s(sketch, "abQ") == {0: 0.0, 1: 3.0}

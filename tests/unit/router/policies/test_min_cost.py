@@ -59,16 +59,28 @@ class TestCost:
         ]
         matched = [draw.choice([0, 4, 10]) for _ in workers]
         users = {slot: draw.randrange(20) for slot in range(5) if matched[slot]}
-        view = request(640, matched)._replace(users=users)
+        used_for_s = {slot: draw.choice([0.0, 0.004, 0.006, 1.0]) for slot, count in users.items() if count}
+        view = request(640, matched)._replace(users=users, used_for_s=used_for_s)
         assert shape().rank(view, workers, Random(0)).costs == pytest.approx(rank(view, workers).costs)
 
     def test_what_waits_counts_for_half_where_nobody_else_has_a_queue(self) -> None:
         assert cost_of(request(640, [0, 0]), worker(0, queued_tokens=1_000), worker(1)) == [640 + 500, 640]
 
-    def test_what_waits_counts_less_the_more_waits_elsewhere(self) -> None:
-        view = request(640, [0, 0, 0])
-        costs = cost_of(view, worker(0, queued_tokens=1_280), worker(1, queued_tokens=1_280), worker(2))
-        assert costs == pytest.approx([640 + 1_280 * 640 / (2 * 640 + 3 * 640)] * 2 + [640])
+    def test_what_waits_counts_less_the_more_waits_everywhere(self) -> None:
+        view = request(640, [0] * 4)
+        queues = 5_120, 1_280, 640, 0
+        costs = cost_of(view, *(worker(slot, queued_tokens=tokens) for slot, tokens in enumerate(queues)))
+        weight = 640 / (2 * 640 + 3 * 640)
+        assert costs == pytest.approx([640 + weight * tokens for tokens in queues])
+
+    def test_a_few_long_queues_do_not_say_that_there_is_waiting_everywhere(self) -> None:
+        """The prompt is cached behind one of two long ones, and the other workers idle: it is better computed again."""
+        view = request(20_000, [300, 0, 0, 0])
+        behind = worker(0, running=1, queued_tokens=60_000)
+        others = worker(1, running=1, queued_tokens=100_000), worker(2), worker(3)
+        assert rank(view, [behind, *others]).slot in {2, 3}
+        everywhere = [worker(slot, running=1, queued_tokens=60_000) for slot in range(1, 4)]
+        assert rank(view, [behind, *everywhere]).slot == 0
 
     def test_requests_above_the_least_loaded_count_by_the_cube(self) -> None:
         costs = cost_of(request(640, [10, 10]), worker(0, running=40), worker(1, running=8))
@@ -96,6 +108,14 @@ class TestCost:
         busier = worker(0, running=8), worker(1, running=8), worker(2, running=32)
         spared = 640 * 16**4 / (16**4 + 8**4) / 2
         assert cost_of(view, *busier)[2] == pytest.approx(640 - spared + 2.5 * 640 * (24 / 48) ** 3)
+
+    @pytest.mark.parametrize(("used_for_s", "spared"), [(0.0, 0.0), (0.004, 0.0), (0.006, 1.25**4 / (1.25**4 + 1))])
+    def test_a_prefix_that_is_nearly_all_the_fleet_does_and_goes_on_is_copied_at_once(
+        self, used_for_s: float, spared: float
+    ) -> None:
+        """One request alone is in flight, and the next with its prefix comes in the same moment, or later."""
+        view = RequestView(640, request(640).block_hashes, [10, 0], {0: 1}, {0: used_for_s})
+        assert cost_of(view, worker(0, running=1), worker(1))[1] == pytest.approx(640 * (1 - spared), abs=0.2)
 
     def test_computing_costs_more_where_more_is_cached_by_others(self) -> None:
         pool = {"kv_tokens": 64_000}
