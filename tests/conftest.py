@@ -1,7 +1,12 @@
 """Settings of the whole suite."""
 
 import os
+import signal
 from pathlib import Path
+
+# A shell's background jobs ignore Ctrl-C and hand that on: what tests interrupt would never hear it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch and OpenMP start. Threads that wait for each other by spinning become ten times slower, and more, on a
 # machine that has other work; what the suite checks does not depend on their number.

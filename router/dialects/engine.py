@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -37,7 +36,7 @@ _COALESCE_S = 0.05
 _ABORT_S = 5.0
 _STATUS_S = 1.0
 _SAME_START_S = 1.0
-"""Two starts of an engine that are reckoned from its uptime lie this far apart at most when they are one."""
+"""What is reckoned of one and the same start from different answers lies this far apart at most."""
 _DEFAULT_MAX_NEW_TOKENS = 256
 _MAX_TOKENIZER_BYTES = 256 * 1024**2
 
@@ -56,7 +55,8 @@ class EngineSpeaker:
         self._address = address
         self._clock = clock
         self._timeout_s = timeout_s
-        self._started_s: float | None = None
+        self._started_s: tuple[float, float] | None = None
+        """Between these times of our clock the engine started."""
         self._incarnation = 0
         self._spec_json = b""
         self._tokenizer: Tokenizer | None = None
@@ -78,10 +78,11 @@ class EngineSpeaker:
     async def info(self) -> worker_pb2.WorkerInfo:
         """Asked anew when the engine may be another one."""
         pb = self._words.pb
+        asked_s = self._clock.now()
         told, server = await asyncio.gather(
             self._stub.GetModelInfo(pb.GetModelInfoRequest()), self._stub.GetServerInfo(pb.GetServerInfoRequest())
         )
-        self._take_start(server)
+        self._take_start(server, asked_s)
         loads = await self._loads()
         self._capacity = worker_pb2.Capacity(
             kv_tokens=max(getattr(server, "max_total_num_tokens", 0), loads.max_total_num_tokens),
@@ -243,17 +244,28 @@ class EngineSpeaker:
         self._tokenizer = await asyncio.to_thread(Tokenizer, spec, cache_bytes=0)
         self._spec_json = spec.to_json()
 
-    def _take_start(self, server: Any) -> None:
+    def _take_start(self, server: Any, asked_s: float) -> None:
         """Engines have no incarnations: another start is another one."""
-        if self._is_same_start(server):
+        if self._is_same_start(server, asked_s):
             return
-        self._started_s = time.time() - server.uptime_seconds
+        self._started_s = self._reckoned(server, asked_s)
         self._incarnation = secrets.randbits(63) + 1
         self._spec_json, self._tokenizer = b"", None
 
-    def _is_same_start(self, server: Any) -> bool:
-        started_s = time.time() - server.uptime_seconds
-        return self._started_s is not None and abs(started_s - self._started_s) <= _SAME_START_S
+    def _is_same_start(self, server: Any, asked_s: float) -> bool:
+        """An answer that was long on its way says little of when it was given, but never that of another start."""
+        if self._started_s is None:
+            return False
+        known, reckoned = self._started_s, self._reckoned(server, asked_s)
+        if reckoned[0] > known[1] + _SAME_START_S or reckoned[1] < known[0] - _SAME_START_S:
+            return False
+        if reckoned[1] - reckoned[0] <= max(known[1] - known[0], _SAME_START_S):
+            self._started_s = reckoned  # as exact: two clocks drift apart in weeks
+        return True
+
+    def _reckoned(self, server: Any, asked_s: float) -> tuple[float, float]:
+        """The uptime was read between the question, at `asked_s`, and now."""
+        return asked_s - server.uptime_seconds, self._clock.now() - server.uptime_seconds
 
     async def _poll(self, told: Any) -> tuple[bool, worker_pb2.Load]:
         """Health and load now. `told`: the last load record, which spares the question.
@@ -261,8 +273,9 @@ class EngineSpeaker:
         Raises Unreachable for an engine that started again between two polls, which no connection need have shown.
         """
         pb = self._words.pb
+        asked_s = self._clock.now()
         server = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout_s)
-        if not self._is_same_start(server):
+        if not self._is_same_start(server, asked_s):
             raise Unreachable("the engine started again")
         healthy = await self._is_healthy()
         if told is not None:

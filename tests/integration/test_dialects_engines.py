@@ -12,12 +12,14 @@ import pytest
 
 from radixfleet.answers import Delta, Finished, Started
 from radixfleet.client import Client
+from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from router.app import Router, running_router
 from router.workers.state import WorkerState
 from tests.support.fake_worker import FakeWorker
 from tests.support.foreign_engine import Dialect, ForeignEngine, alphabet
+from tests.support.leaping_clock import LeapingClock
 from tests.support.look_aside import asking_by, both_forms
 from tests.support.router_fixture import NO_RETRY, fake_worker, settings
 from tests.support.waiting import until
@@ -46,13 +48,15 @@ class Fleet:
 
 
 @asynccontextmanager
-async def behind_router(*workers: ForeignEngine | FakeWorker, **values: Any) -> AsyncIterator[Fleet]:
+async def behind_router(
+    *workers: ForeignEngine | FakeWorker, clock: Clock | None = None, **values: Any
+) -> AsyncIterator[Fleet]:
     """All of them connected; at the end nothing of a request is left anywhere."""
     try:
         for worker in workers:
             await worker.start()
         async with (
-            running_router(settings(workers=tuple(worker.address for worker in workers), **values)) as router,
+            running_router(settings(workers=tuple(worker.address for worker in workers), **values), clock) as router,
             Client(router.address, retry=NO_RETRY, timeout_s=20.0) as client,
         ):
             fleet = Fleet(router, client)
@@ -287,6 +291,25 @@ async def test_a_restarted_engine_holds_nothing(make: Callable[..., ForeignEngin
         await fleet.until_matched(engine, PROMPT, 0)
         engine.store(PROMPT[:96])
         await fleet.until_matched(engine, PROMPT, 64)
+
+
+async def test_an_answer_that_comes_late_is_not_of_another_start(make: Callable[..., ForeignEngine]) -> None:
+    """A router that stood still for a moment neither loses the engine nor forgets its tokenizer."""
+    clock = LeapingClock()
+    engine = make(now=clock.now)
+    async with behind_router(engine, clock=clock) as fleet:
+        engine.store(PROMPT)
+        await fleet.until_matched(engine, PROMPT, 192)
+        incarnation = fleet.state(engine).incarnation
+        engine.uptime_gate, asked = asyncio.Event(), engine.uptimes_asked
+        await until(lambda: engine.uptimes_asked > asked, "it was asked how long it is up")
+        clock.leapt_s = 5.0
+        engine.uptime_gate.set()
+        await until(lambda: engine.uptimes_asked > asked + 2, "and asked again, twice")
+        assert fleet.state(engine).incarnation == incarnation
+        assert engine.subscriptions == [0], "it was never lost"
+        await engine.restart()
+        await until(lambda: fleet.state(engine).incarnation != incarnation)
 
 
 async def test_load_records_count_as_load(make: Callable[..., ForeignEngine]) -> None:

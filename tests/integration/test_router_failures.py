@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,6 +16,7 @@ from radixfleet.errors import DeadlineExceeded, InvalidRequest, Unavailable
 from router.workers.breaker import BreakerState
 from tests.support.cuttable_wire import CuttableWire
 from tests.support.fake_worker import Call, FakeWorker, Script
+from tests.support.leaping_clock import LeapingClock
 from tests.support.router_fixture import Fleet, fake_worker, running_fleet
 from tests.support.waiting import until
 
@@ -39,16 +39,6 @@ async def tokens_until_lost(fleet: Fleet) -> tuple[int, Unavailable]:
     with pytest.raises(Unavailable) as caught:
         await read()
     return received, caught.value
-
-
-class LeapingClock:
-    """The machine's clock, which leaps when the test says so: what must not have passed by chance has not."""
-
-    def __init__(self) -> None:
-        self.leapt_s = 0.0
-
-    def now(self) -> float:
-        return time.monotonic() + self.leapt_s
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import json
 import time
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -82,6 +82,10 @@ class ForeignEngine:
     """Requests wait here before anything is said."""
     gate: asyncio.Event | None = None
     """Answers wait here before their last token."""
+    now: Callable[[], float] = time.time
+    uptime_gate: asyncio.Event | None = None
+    """Answers on its uptime wait here before they are sent."""
+    uptimes_asked: int = 0
     padding_bytes: int = 0
     """Log probabilities that nobody asked for, in each chunk."""
     refusal: tuple[grpc.StatusCode, str] | None = None
@@ -104,7 +108,7 @@ class ForeignEngine:
 
     async def start(self, port: int = 0, *, later_s: float = 0.0) -> ForeignEngine:
         """Listen, as if it were so much later."""
-        self.started_s = time.time() + later_s
+        self.started_s = self.now() + later_s
         self._server = grpc.aio.server(options=server_options())
         if self.dialect == "sglang":
             sglang_scheduler_pb2_grpc.add_SglangSchedulerServicer_to_server(_Sglang(self), self._server)
@@ -134,6 +138,14 @@ class ForeignEngine:
     def worker_id(self) -> str:
         """What a router calls it."""
         return f"{self.dialect}@{self.address}"
+
+    async def uptime_s(self) -> float:
+        """Read at once, told when the gate is open."""
+        uptime_s = self.now() - self.started_s
+        self.uptimes_asked += 1
+        if self.uptime_gate is not None:
+            await self.uptime_gate.wait()
+        return uptime_s
 
     @property
     def running(self) -> int:
@@ -365,7 +377,7 @@ class _Sglang(_Servicer, sglang_scheduler_pb2_grpc.SglangSchedulerServicer):
     async def GetServerInfo(self, request: Any, context: Any) -> Any:
         engine = self.engine
         return self.pb.GetServerInfoResponse(
-            uptime_seconds=time.time() - engine.started_s, max_total_num_tokens=engine.kv_tokens
+            uptime_seconds=await engine.uptime_s(), max_total_num_tokens=engine.kv_tokens
         )
 
     async def Abort(self, request: Any, context: Any) -> Any:
@@ -401,7 +413,7 @@ class _Vllm(_Servicer, vllm_engine_pb2_grpc.VllmEngineServicer):
 
     async def GetServerInfo(self, request: Any, context: Any) -> Any:
         engine = self.engine
-        return self.pb.GetServerInfoResponse(uptime_seconds=time.time() - engine.started_s, max_num_seqs=8)
+        return self.pb.GetServerInfoResponse(uptime_seconds=await engine.uptime_s(), max_num_seqs=8)
 
     async def Abort(self, request: Any, context: Any) -> Any:
         for request_id in request.request_ids:
