@@ -73,7 +73,7 @@ class _Step:
     outcome: Drawn | Sampled | Failure
     """Drawn until it settles."""
     ready_s: float
-    """When it was launched whole."""
+    """When it was launched whole, or as far as it goes without the tokens of those before it."""
 
 
 class DeviceQueue:
@@ -87,14 +87,18 @@ class DeviceQueue:
         self._steps: deque[_Step] = deque()
         self._last_end_s = clock.now()
         self._last_duration_s = 0.0
+        self._waits_since_s: float | None = None
+        """When the step that is being launched began to wait for the tokens of those before it, if it did."""
 
     def enqueue(self, plan: StepPlan) -> None:
         """See `StepQueue.enqueue`."""
         start, launched_s = self._mark(), self._clock.now()
+        self._waits_since_s = None
         outcome = self._launch(plan)
+        ready_s = self._clock.now() if self._waits_since_s is None else self._waits_since_s
         if isinstance(outcome, Failure) and outcome.shortage is not None:
             release_cached(self._computer.device)  # here, where the failure, and with it the step's tensors, is gone
-        self._steps.append(_Step(plan, start, self._mark(), launched_s, outcome, self._clock.now()))
+        self._steps.append(_Step(plan, start, self._mark(), launched_s, outcome, ready_s))
 
     def _launch(self, plan: StepPlan) -> Drawn | Failure:
         try:
@@ -120,6 +124,7 @@ class DeviceQueue:
         return result_of(step.plan, outcome, started_s, ended_s, step.ready_s)
 
     def _settle_all(self) -> None:
+        self._waits_since_s = self._clock.now()
         for step in self._steps:
             self._settled(step)
 

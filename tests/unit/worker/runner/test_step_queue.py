@@ -109,6 +109,18 @@ def test_masks_wait_for_tokens_while_the_device_computes_the_layers(driven: Driv
     assert driven.computer.notes.count("settle 1") == 1
 
 
+def test_a_step_that_waits_for_tokens_lies_ready_from_when_it_waits(driven: Driven) -> None:
+    """Else pacing takes each step with a grammar for one that was planned too late."""
+    driven.stream.launch(lambda: driven.clock.advance(1.0))
+    driven.computer.constrained = {2}
+    began_s = driven.clock.now()
+    driven.queue.enqueue(plan(1))
+    driven.queue.enqueue(plan(2))
+    assert driven.clock.now() == began_s + 1.0
+    first, second = driven.queue.collect(), driven.queue.collect()
+    assert second.ready_s == began_s < first.ended_s
+
+
 def test_a_first_step_waits_for_nobody(driven: Driven) -> None:
     driven.computer.constrained = {1}
     driven.queue.enqueue(plan(1))
