@@ -21,8 +21,7 @@ owns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 
 import numpy as np
@@ -32,6 +31,7 @@ from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import Clock, MonotonicClock
 from router.index.lease import BlockLease
 from router.index.mirror import Mirror
+from router.index.users import UsedFor, Users
 
 HashArray = npt.NDArray[np.uint64]
 DepthArray = npt.NDArray[np.intp]
@@ -141,14 +141,14 @@ class Sketch:
         `depths` is what `match` returned for `hashes`. Whoever uses a block uses all before it, so these are the
         requests that share all of the prompt that can be shared there. Read it in the same turn: it looks when asked.
         """
-        return _Users(self._mirrors, hashes, depths)
+        return Users(self._mirrors, hashes, depths)
 
     def used_for_s(self, hashes: HashArray, depths: DepthArray) -> Mapping[int, float]:
         """For how long, in seconds, there has always been one of those `users`, by slot, where there are any.
 
         Of what is used by requests that came in the same moment it is 0.
         """
-        return _UsedFor(self._mirrors, hashes, depths, self._clock)
+        return UsedFor(self._mirrors, hashes, depths, self._clock)
 
     def book(self, slot: int, hashes: HashArray, prompt_tokens: int) -> BlockLease:
         """A request with these prompt blocks goes to the worker, which will hold them: count them as there from now on.
@@ -324,63 +324,3 @@ def _slots(mask: int) -> DepthArray:
     slots = np.unpackbits(data, bitorder="little").nonzero()[0]
     slots.flags.writeable = False
     return slots
-
-
-@dataclass(slots=True, eq=False)
-class _Users(Mapping[int, int]):
-    """See `Sketch.users`. Few of a thousand workers are asked for. Not frozen, which would make it twice as slow."""
-
-    mirrors: Sequence[Mirror | None]
-    hashes: HashArray
-    depths: DepthArray
-
-    def __getitem__(self, slot: int) -> int:
-        users = self.get(slot)
-        if not users:
-            raise KeyError(slot)
-        return users
-
-    def get(self, slot: int, default: int = 0) -> int:  # type: ignore[override]  # without an exception inside
-        """Of this worker."""
-        depth, mirror = self.depths.item(slot), self.mirrors[slot]
-        return (mirror.users(self.hashes.item(depth - 1)) if depth and mirror is not None else 0) or default
-
-    def __contains__(self, slot: object) -> bool:
-        return isinstance(slot, int) and self.get(slot) > 0
-
-    def __iter__(self) -> Iterator[int]:
-        return (slot for slot in self.depths.nonzero()[0].tolist() if slot in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-@dataclass(slots=True, eq=False)
-class _UsedFor(Mapping[int, float]):
-    """See `Sketch.used_for_s`."""
-
-    mirrors: Sequence[Mirror | None]
-    hashes: HashArray
-    depths: DepthArray
-    clock: Clock
-
-    def __getitem__(self, slot: int) -> float:
-        used_s = self.get(slot, -1.0)
-        if used_s < 0:
-            raise KeyError(slot)
-        return used_s
-
-    def get(self, slot: int, default: float = 0.0) -> float:  # type: ignore[override]  # as above
-        """Of this worker."""
-        depth, mirror = self.depths.item(slot), self.mirrors[slot]
-        since_s = mirror.used_since_s(self.hashes.item(depth - 1)) if depth and mirror is not None else None
-        return default if since_s is None else self.clock.now() - since_s
-
-    def __contains__(self, slot: object) -> bool:
-        return isinstance(slot, int) and self.get(slot, -1.0) >= 0
-
-    def __iter__(self) -> Iterator[int]:
-        return (slot for slot in self.depths.nonzero()[0].tolist() if slot in self)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)

@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import ManualClock
 from router.index import BlockLease, Sketch
-from router.index.mirror import GRACE_REPORTS
+from router.index.expectations import GRACE_REPORTS
 from tests.support.chains import NONE, blocks, chain
 
 PROMPTS = ("a", "b", "ab", "abb", "aba", "abab", "ababa", "ba")

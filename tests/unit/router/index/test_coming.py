@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from router.index import Sketch
-from router.index.mirror import GRACE_REPORTS
+from router.index.expectations import GRACE_REPORTS
 from tests.support.chains import NONE, blocks, chain
 
 ENGINE = 11

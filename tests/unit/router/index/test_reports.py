@@ -7,7 +7,7 @@ import pytest
 
 from radixfleet.blocks import BLOCK_TOKENS
 from router.index import BlockLease, Sketch
-from router.index.mirror import GRACE_REPORTS
+from router.index.expectations import GRACE_REPORTS
 from tests.support.chains import NONE, blocks, chain
 
 OLD, NEW = 11, 22
