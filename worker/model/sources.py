@@ -19,6 +19,8 @@ def resolve_model(model: str, progress: Callable[[str], None] = lambda _text: No
     if model == DEMO:
         return fetch_demo_model(progress)
     path = Path(model).expanduser()
+    if path.is_dir() and not (path / "config.json").exists():
+        raise ModelNotGiven(f"{path.resolve()} has no config.json: is it a Hugging Face model directory?{_named_gguf(path)}")
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path.resolve()
     if path.exists():
@@ -27,3 +29,9 @@ def resolve_model(model: str, progress: Callable[[str], None] = lambda _text: No
         f"no model at {path}: give a Hugging Face directory (config.json, *.safetensors, tokenizer.json), "
         f'a .gguf file, or "{DEMO}"'
     )
+
+
+def _named_gguf(directory: Path) -> str:
+    """What to write instead, where the directory holds GGUF files."""
+    found = sorted(directory.glob("*.gguf"))
+    return f" To serve a GGUF file, name the file: {found[0]}" if found else ""
