@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -67,6 +69,13 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and (alike := difflib.get_close_matches(args[0], COMMANDS, 1)):
+            raise click.UsageError(f"there is no command {args[0]!r}; did you mean {alike[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -108,7 +117,7 @@ def _run() -> int:
         error.show()
         return error.exit_code
     except (RadixfleetError, ChildFailed, ModelError) as error:
-        click.echo(f"radixfleet: {error}{_hint(error)}", err=True)
+        click.echo(f"radixfleet: {_in_plain_words(str(error))}{_hint(error)}", err=True)
         return _exit_code(error)
     except BrokenPipeError:
         # The reader of our output is gone (`radixfleet ... | head`): nothing to say, and nobody to say it to.
@@ -149,6 +158,16 @@ _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
     (Unauthenticated, ("key",), "Give it by --api-key @FILE, or in RADIXFLEET_API_KEY."),
 )
 """Kinds of errors, what their text has, and what to say beside it."""
+
+
+_NOT_CONNECTED = re.compile(r"failed to connect to all addresses;.*ipv[46]:([^\s]+): .*remote host: (.+)")
+"""gRPC's account of it, of a server with one address."""
+
+
+def _in_plain_words(text: str) -> str:
+    """What gRPC tells in its own terms."""
+    found = _NOT_CONNECTED.fullmatch(text)
+    return f"nothing answers at {found[1].replace('%5B', '[').replace('%5D', ']')}: {found[2]}" if found else text
 
 
 def _hint(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,8 @@ _SAMPLING = (
 
 
 def prompt_options(command: Command) -> Command:
-    """Adds `--prompt`, `--prompt-file` and `--chat/--raw`."""
+    """Adds the prompt (`TEXT`, or `--prompt TEXT`), `--prompt-file` and `--chat/--raw`."""
+    command = _with_text(command)
     for option in (
         click.option(
             "--raw/--chat",
@@ -75,6 +77,18 @@ def prompt_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
+
+
+def _with_text(command: Command) -> Command:
+    """A prompt may also be the argument, which is what one writes first."""
+
+    @functools.wraps(command)
+    def taking(*arguments: Any, text: str | None, prompt: str | None, **options: Any) -> Any:
+        if text is not None and prompt is not None:
+            raise click.UsageError("give the prompt once: as the argument or by --prompt")
+        return command(*arguments, prompt=prompt if text is None else text, **options)
+
+    return cast(Command, click.argument("text", required=False)(taking))
 
 
 def sampling_options(command: Command) -> Command:
@@ -95,7 +109,7 @@ def read_prompt(
 ) -> str | list[dict[str, str]]:
     """The prompt in the form to send. Raises UsageError when there is none, or two."""
     if (prompt is None) == (prompt_file is None):
-        raise click.UsageError("give the prompt by --prompt TEXT, or by --prompt-file FILE (- reads standard input)")
+        raise click.UsageError("give the prompt: TEXT, or --prompt-file FILE (- reads standard input)")
     if raw and system is not None:
         raise click.UsageError("--system belongs to --chat")
     text = prompt if prompt is not None else _read(prompt_file)

@@ -39,7 +39,7 @@ def explain(
     """Show where the router would send a prompt now, and what each worker would cost. Sends nothing, books nothing.
 
     \b
-    radixfleet explain --prompt "Why is the sky blue?"
+    radixfleet explain "Why is the sky blue?"
     radixfleet explain --prompt-file chat.txt --json
 
     The reasons: only (no other worker could), prefix (nobody holds more of the prompt), spill (another holds more, but

@@ -41,7 +41,7 @@ def generate(
     """Generate a completion and print it as it comes; with --n, several, printed at the end.
 
     \b
-    radixfleet generate --prompt "Why is the sky blue?" --max-new-tokens 64
+    radixfleet generate "Why is the sky blue?" --max-new-tokens 64
     radixfleet generate --raw --prompt "Once upon a time" --temperature 0 --json | jq .cached_tokens
     git diff | radixfleet generate --prompt-file - --system "Summarise the change."
     radixfleet generate --prompt "Invent a person." --json-schema person.json --n 3

@@ -163,6 +163,18 @@ def test_a_prompt_is_a_chat_unless_it_is_raw(radixfleet):
     assert messages == [("system", "Be brief."), ("user", "Hi")]
 
 
+def test_the_prompt_may_be_the_argument(radixfleet):
+    """What one writes first."""
+    fake = FakeInference([ANSWER])
+    with served(fake) as address:
+        code, _, _ = radixfleet("generate", "Hi there", "--endpoint", address)
+    assert code == 0
+    assert fake.requests[0].prompt.chat.messages[0].content == "Hi there"
+    code, _, err = radixfleet("explain", "Hi", "--prompt", "Ho")
+    assert code == 2
+    assert "give the prompt once" in err
+
+
 def test_the_prompt_can_come_from_a_file(radixfleet, tmp_path):
     fake = FakeInference([ANSWER])
     (tmp_path / "prompt.txt").write_text("from a file\n")
@@ -215,7 +227,7 @@ def test_an_unreachable_server_is_exit_code_3(radixfleet):
     code, out, err = radixfleet("generate", "--prompt", "Hi", "--timeout", "0.3", "--endpoint", address)
     assert (code, out) == (3, "")
     reason, hint = err.splitlines()
-    assert "Connection refused" in reason
+    assert reason == f"radixfleet: nothing answers at {address}: Connection refused"
     assert "radixfleet up" in hint
 
 
@@ -330,3 +342,9 @@ def test_a_terminal_that_cannot_show_a_sign_gets_a_question_mark(tmp_path):
         [sys.executable, "-c", script], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True
     )
     assert done.stdout == b"?\n"
+
+
+def test_a_command_that_is_nearly_one_is_answered_with_it(radixfleet):
+    code, _, err = radixfleet("generat")
+    assert code == 2
+    assert "did you mean 'generate'?" in err
