@@ -20,6 +20,8 @@ from worker.runner.sim import SimRunnerConfig
 class Undead:
     """Children that load, then say nothing, and take their time to die."""
 
+    is_runner_stopped = False
+
     def __init__(self) -> None:
         self.socket, theirs = FrameSocket.pair()
         self.engine = self.runner = SimpleNamespace(pid=0)
