@@ -105,6 +105,7 @@ class VirtualEngine:
         max_running: int | None = None,
         chunk: int = 2048,
         plan_s: float = 6e-4,
+        overlap: bool = True,
     ) -> None:
         """`paced`: steps are planned when they are due. `max_running`: default: as many as ask at once."""
         self.clock = ManualClock(1.0)
@@ -120,7 +121,7 @@ class VirtualEngine:
         self._front = ListeningFront()
         self._scheduler = Scheduler(limits, self.clock)
         pacing = Pacing() if paced else None
-        self._loop = EngineLoop(self._scheduler, self.executor, self._front, self.clock, overlap=True, pacing=pacing)
+        self._loop = EngineLoop(self._scheduler, self.executor, self._front, self.clock, overlap=overlap, pacing=pacing)
         self.asked: dict[int, Asked] = {}
         self._on_their_way: list[tuple[float, int]] = []
         """When each arrives, and its uid."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import mean, median
 
 import numpy as np
+import pytest
 
 from tests.support.virtual_engine import CPU, STEP_COST_TOKENS, Asked, Clients, VirtualEngine
 
@@ -62,3 +63,20 @@ def test_tokens_do_not_depend_on_when_steps_are_planned() -> None:
     clients = Clients(requests=12, new_tokens=8)
     plain, in_turn = ask(clients, paced=False), ask(clients, paced=True, step_cost_tokens=STEP_COST_TOKENS)
     assert [each.tokens for each in plain] == [each.tokens for each in in_turn]
+
+
+@pytest.mark.parametrize(
+    "clients",
+    [Clients(120, 32, 0, 64, 2), Clients(24, 24, 128, 64, 4), Clients(48, 8, 128, 64, 32)],
+    ids=["2 tokens each", "4 tokens each", "32 tokens each"],
+)
+def test_requests_that_end_together_cost_an_overlapped_engine_hardly_a_step(clients: Clients) -> None:
+    """Their rows are held for a step more, beside which their successors find rows of their own."""
+    steps = {}
+    for overlap in (False, True):
+        engine = VirtualEngine(
+            clients, paced=overlap, overlap=overlap, step_cost_tokens=STEP_COST_TOKENS, max_running=8
+        )
+        engine.run()
+        steps[overlap] = len(engine.executor.plans)
+    assert steps[True] <= steps[False] + 1

@@ -92,13 +92,23 @@ class TestRows:
 
     def test_more_end_at_once_than_there_are_rows_to_spare(self) -> None:
         """Then their successors begin when the rows are free, one step later."""
-        worker = SimWorker(max_running=4)
-        for uid in range(8):
+        worker = SimWorker(num_pages=256, max_running=40, chunk=64)
+        for uid in range(80):
             worker.submit(make_submit(uid, [uid], 2))
         while worker.scheduler.has_work:
             worker.step(in_flight=2)
-        assert worker.limits.num_rows == 5
-        assert [plan.num_sequences for plan in worker.plans] == [4, 4, 1, 4, 3]
+        assert worker.limits.num_rows == 72
+        assert [plan.num_sequences for plan in worker.plans] == [40, 40, 32, 40, 8]
+
+    @pytest.mark.parametrize("max_running", [1, 4, 32])
+    def test_of_few_requests_all_may_end_at_once(self, max_running: int) -> None:
+        """Their successors' first step follows."""
+        worker = SimWorker(num_pages=256, max_running=max_running, chunk=64)
+        for uid in range(3 * max_running):
+            worker.submit(make_submit(uid, [uid], 2))
+        while worker.scheduler.has_work:
+            worker.step(in_flight=2)
+        assert [plan.num_sequences for plan in worker.plans] == [max_running] * 6
 
 
 class TestMemory:
