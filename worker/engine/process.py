@@ -53,7 +53,7 @@ class ProcessEngine(Conversation):
     async def start(self) -> None:
         """Spawn the children, which then load. Raises OSError when the system has no room for them."""
         children = self._spawn()
-        self._supervisor = asyncio.create_task(self._supervise(children), name="engine supervisor")
+        self._supervisor = asyncio.create_task(self._run(children), name="engine supervisor")
 
     async def stop(self) -> None:
         """Let the engine settle what is in flight, at most for `stop_grace_s`, and reap the children."""
@@ -72,6 +72,15 @@ class ProcessEngine(Conversation):
         self._lose_engine("stopped")
         self._load_error = "the engine was stopped before it had loaded"
         self._loaded.set()
+
+    async def _run(self, children: Children) -> None:
+        """Supervise. An engine that nobody watches any more must not pass for one that serves."""
+        try:
+            await self._supervise(children)
+        except Exception:
+            log.critical("the supervisor of the engine crashed", exc_info=True)
+            self._lose_engine("its supervisor crashed")
+            self._enter(WorkerStatus.FAILED, "the supervisor of the engine crashed; see the log", final=True)
 
     async def _supervise(self, children: Children) -> None:
         """One incarnation after another, until the handle stops or gives up."""

@@ -7,11 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from radixfleet.errors import Unavailable
 from radixfleet.types import WorkerStatus
-from tests.support.engine_fakes import ready
+from tests.support.engine_fakes import ready, submit
 from worker.core import codec
 from worker.engine import process
 from worker.engine.config import EngineConfig
+from worker.engine.handle import Notice, StateChange
 from worker.engine.process import ProcessEngine
 from worker.engine.wire import FrameSocket
 from worker.runner.sim import SimRunnerConfig
@@ -60,3 +62,44 @@ async def test_stopping_while_a_stuck_engine_is_killed_waits_for_no_more_than_it
         await stopping
     assert engine.status is WorkerStatus.FAILED
     assert engine.child_pids == ()
+
+
+async def test_a_supervisor_that_crashes_gives_up_the_engine_and_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No request waits for an engine that nobody watches."""
+
+    class Unwatchable(Undead):
+        has_bug = False
+
+        @property
+        def is_runner_stopped(self) -> bool:  # type: ignore[override]
+            if self.has_bug:
+                raise RuntimeError("a bug")
+            return False
+
+    children = Unwatchable()
+    children.may_die.set()
+    monkeypatch.setattr(process.Children, "spawn", lambda _config: children)
+    engine = ProcessEngine(
+        EngineConfig(runner=SimRunnerConfig(), silent_s=1000, stuck_s=0.1, restart_stuck_s=1000, stop_grace_s=0.0)
+    )
+    changes: list[StateChange] = []
+    given_up = asyncio.Event()
+
+    def listen(notice: Notice) -> None:
+        if isinstance(notice, StateChange):
+            changes.append(notice)
+            if notice.final:
+                given_up.set()
+
+    engine.subscribe(listen)
+    await engine.start()
+    async with asyncio.timeout(60):
+        await engine.ready()
+        stream = engine.submit(submit(engine.next_uid()))
+        children.has_bug = True
+        await given_up.wait()
+        with pytest.raises(Unavailable, match="send the request to another worker"):
+            await anext(stream)
+        await engine.stop()
+    assert engine.status is WorkerStatus.FAILED
+    assert engine.num_open == 0
