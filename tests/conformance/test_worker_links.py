@@ -149,7 +149,7 @@ async def _to_the_end(replies: AsyncIterator[Reply]) -> None:
 async def test_a_deadline_ends_the_request_on_both_sides(peer: Peer) -> None:
     peer.pull(Levers(before_end=asyncio.Event()))
     async with linked(peer) as link:
-        _, failed = await failure(link, asking(), timeout_s=1.0)
+        _, failed = await failure(link, asking(), timeout_s=2.0)
         assert failed.kind == "deadline"
         await until(lambda: peer.states == ["left"])
 

@@ -96,7 +96,7 @@ async def running_console(
         addresses = tuple(worker.address for worker in workers)
         router = await stack.enter_async_context(running_router(settings(**CALM, workers=addresses, **values)))
         await until(lambda: sum(not worker.ineligible_reason for worker in router.registry.workers) == len(names))
-        client = await stack.enter_async_context(Client(Endpoint(router.address, key=key), timeout_s=20.0))
+        client = await stack.enter_async_context(Client(Endpoint(router.address, key=key), timeout_s=60.0))
         page = await stack.enter_async_context(chromium.page())
         yield Console(router, client, page, artefacts)
 

@@ -57,7 +57,7 @@ async def behind_router(
             await worker.start()
         async with (
             running_router(settings(workers=tuple(worker.address for worker in workers), **values), clock) as router,
-            Client(router.address, retry=NO_RETRY, timeout_s=20.0) as client,
+            Client(router.address, retry=NO_RETRY, timeout_s=60.0) as client,
         ):
             fleet = Fleet(router, client)
             await until(lambda: all(not state.ineligible_reason for state in router.registry.workers))

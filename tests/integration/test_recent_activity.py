@@ -26,7 +26,7 @@ async def fleet(workers: int = 2) -> AsyncIterator[Client]:
         addresses = tuple(worker.address for worker in running)
         router = await stack.enter_async_context(running_router(settings(workers=addresses, heartbeat_timeout_s=20.0)))
         await until(lambda: all(not worker.ineligible_reason for worker in router.registry.workers))
-        client = await stack.enter_async_context(Client(router.address, timeout_s=20.0))
+        client = await stack.enter_async_context(Client(router.address, timeout_s=60.0))
         yield client
 
 

@@ -197,7 +197,7 @@ async def test_a_number_that_is_taken() -> None:
 async def test_the_client_asks_for_all_its_routes_on_one_stream_and_closing_it_ends_no_lease() -> None:
     async with running_fleet(2) as fleet:
         async with Client(fleet.router.address) as client:
-            routes = await asyncio.gather(*(client.route(f"prompt {n}", timeout_s=20.0) for n in range(50)))
+            routes = await asyncio.gather(*(client.route(f"prompt {n}", timeout_s=60.0) for n in range(50)))
             assert len({route.lease_id for route in routes}) == 50
             client.end_lease(routes[0].lease_id)
             client.end_lease(routes[1].lease_id, cached_tokens=0)
@@ -212,7 +212,7 @@ async def test_the_client_goes_on_with_a_router_that_is_started_anew() -> None:
         values = settings(workers=(fleet.workers[0].address,))
         async with running_router(values) as router:
             port = int(router.address.rpartition(":")[2])
-            client = Client(router.address, timeout_s=20.0)
+            client = Client(router.address, timeout_s=60.0)
             await until(lambda: not router.registry.workers[0].ineligible_reason)
             await client.route("hello")
         async with running_router(values.model_copy(update={"port": port})) as router:

@@ -83,7 +83,7 @@ async def test_sigterm_lets_running_streams_finish_and_takes_nothing_new(tmp_pat
     worker.script = lambda _: Script(before_finish=finish)
     async with (
         router_process(tmp_path, "--workers", worker.address, "--log-json") as router,
-        Client(router.address, retry=NO_RETRY, timeout_s=20.0) as client,
+        Client(router.address, retry=NO_RETRY, timeout_s=60.0) as client,
     ):
         await serving(router.address)
         running = asyncio.create_task(client.complete("hello", request_id="long"))
@@ -115,7 +115,7 @@ async def test_the_grace_is_an_end_for_streams_that_do_not_end(tmp_path: Path, w
     worker.script = lambda _: Script(before_finish=asyncio.Event())
     async with (
         router_process(tmp_path, "--workers", worker.address, "--drain-grace-s", "0.3") as router,
-        Client(router.address, retry=NO_RETRY, timeout_s=20.0) as client,
+        Client(router.address, retry=NO_RETRY, timeout_s=60.0) as client,
     ):
         await serving(router.address)
         running = asyncio.create_task(client.complete("hello"))

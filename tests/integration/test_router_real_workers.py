@@ -22,7 +22,7 @@ async def fleet(num_workers: int) -> AsyncIterator[tuple[Router, Client, list[Wo
         workers = [await stack.enter_async_context(sim_worker(worker_id=f"w{n}")) for n in range(num_workers)]
         addresses = tuple(worker.address for worker in workers)
         router = await stack.enter_async_context(running_router(settings(workers=addresses)))
-        client = await stack.enter_async_context(Client(router.address, timeout_s=20.0))
+        client = await stack.enter_async_context(Client(router.address, timeout_s=60.0))
         await until(lambda: sum(not state.ineligible_reason for state in router.registry.workers) == num_workers)
         yield router, client, workers
 
@@ -81,7 +81,7 @@ async def test_a_look_aside_request_is_accounted_for_from_booking_to_end(form: s
         route = await asking_by(client, form).route("look aside " * 60)
         state = router.registry.get(route.worker_id)
         assert state.books.own_requests == 1
-        async with Client(route.address, timeout_s=20.0) as direct:
+        async with Client(route.address, timeout_s=60.0) as direct:
             done = await direct.complete(route.token_ids, lease_id=route.lease_id, max_new_tokens=20)
         assert done.started.worker_id == route.worker_id
         await until(lambda: not len(router.look_aside))

@@ -41,7 +41,7 @@ async def wired_fleet(num_workers: int) -> AsyncIterator[WiredFleet]:
             wires[name] = await stack.enter_async_context(CuttableWire(worker.address))
         addresses = tuple(wire.address for wire in wires.values())
         router = await stack.enter_async_context(running_router(settings(workers=addresses)))
-        client = await stack.enter_async_context(Client(router.address, timeout_s=20.0, retry=NO_RETRY))
+        client = await stack.enter_async_context(Client(router.address, timeout_s=60.0, retry=NO_RETRY))
         await until(lambda: sum(not state.ineligible_reason for state in router.registry.workers) == num_workers)
         yield WiredFleet(router, client, wires)
         await until(lambda: not router.log.in_flight)

@@ -32,7 +32,7 @@ async def fleet(*, link: bool = True) -> AsyncIterator[tuple[Client, Router]]:
     async with (
         sim_worker(runner) as worker,
         running_router(settings(workers=(worker.address,), link=link)) as router,
-        Client(router.address, timeout_s=20) as client,
+        Client(router.address, timeout_s=60) as client,
     ):
         await until(lambda: any(not state.ineligible_reason for state in router.registry.workers))
         yield client, router
@@ -134,7 +134,7 @@ async def test_the_trace_of_a_client_that_speaks_http_goes_on_as_well() -> None:
             body = json.dumps({"model": running.workers[0].model, "prompt": "hello", "max_tokens": 2}).encode()
             url = f"http://127.0.0.1:{running.router.http_port}/v1/completions"
             asked = urllib.request.Request(url, body, {"content-type": "application/json", **headers()})
-            answer = await asyncio.to_thread(urllib.request.urlopen, asked, timeout=20)
+            answer = await asyncio.to_thread(urllib.request.urlopen, asked, timeout=60)
             answer.close()
         await until(lambda: [span for span in traced.spans if span.name == "Generate"])
     generate = traced.one("Generate")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ async def running_fleet(
         addresses = tuple(fake.address for fake in fakes)
         async with (
             running_router(settings(**{"workers": addresses} | values), clock, Random(seed)) as router,
-            Client(router.address, retry=NO_RETRY, timeout_s=20.0) as client,
+            Client(router.address, retry=NO_RETRY, timeout_s=60.0) as client,
         ):
             fleet = Fleet(router, fakes, client)
             await fleet.until_eligible(*(fake.worker_id for fake in fakes))

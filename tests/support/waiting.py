@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], what: str = "", *, timeout_s: float = 30.0) -> None:
+async def until(condition: Callable[[], object], what: str = "", *, timeout_s: float = 100.0) -> None:
     """Return once `condition()` is true. AssertionError when it never is."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -17,7 +17,7 @@ async def until(condition: Callable[[], object], what: str = "", *, timeout_s: f
         raise AssertionError(f"waited {timeout_s} s in vain: {what or condition}") from None
 
 
-def wait_until(condition: Callable[[], object], what: Callable[[], object] = str, *, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], object], what: Callable[[], object] = str, *, timeout_s: float = 100.0) -> None:
     """`until` for threads without an event loop, and for conditions that cost a request. `what`: is told in vain."""
     ends_at_s = time.monotonic() + timeout_s
     while not condition():
