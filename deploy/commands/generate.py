@@ -16,6 +16,7 @@ from radixfleet.answers import Choice, Completion
 from radixfleet.client import Client
 from radixfleet.compose import PromptInput, RequestOptions
 from radixfleet.endpoint import Endpoint
+from radixfleet.errors import RadixfleetError
 
 
 @click.command()
@@ -99,5 +100,17 @@ def _choice_object(choice: Choice) -> dict[str, Any]:
 async def _generate(
     endpoint: Endpoint, prompt: PromptInput, options: RequestOptions, timeout_s: float | None, *, quiet: bool
 ) -> Completion:
+    written = False
+
+    def write(text: str) -> None:
+        nonlocal written
+        written = True
+        write_text(text)
+
     async with Client(endpoint, timeout_s=timeout_s) as client:
-        return await client.complete(prompt, on_text=None if quiet else write_text, **options)
+        try:
+            return await client.complete(prompt, on_text=None if quiet else write, **options)
+        except (RadixfleetError, asyncio.CancelledError):
+            if written:  # what is said next begins on a line of its own
+                write_text("\n")
+            raise

@@ -348,3 +348,12 @@ def test_a_command_that_is_nearly_one_is_answered_with_it(radixfleet):
     code, _, err = radixfleet("generat")
     assert code == 2
     assert "did you mean 'generate'?" in err
+
+
+def test_an_answer_that_breaks_off_leaves_the_error_a_line_of_its_own(radixfleet):
+    fake = FakeInference([[started(), delta(5, text="Hel"), Unavailable("the engine died")]])
+    with served(fake) as address:
+        code, out, err = radixfleet("generate", "Hi", "--timeout", "5", "--endpoint", address)
+    assert code == 3
+    assert out == "Hel\n"
+    assert "the engine died" in err
