@@ -33,12 +33,13 @@ class TestHotPrefix:
         assert min(requests_by_worker(result)) >= 15, requests_by_worker(result)
         assert figures(result).hit_rate > figures(result).ceiling - 0.05
 
-    def test_a_large_cold_fleet_has_it_everywhere_soon(self) -> None:
-        """Behaviour 47: copies are made one after another; round robin makes all at once, which is the best here."""
-        arrivals = shared(groups=1, per_group=240, prefix=4096, own=64, new=64, rate=300.0)
-        ours, plain = (run(arrivals, fleet(16), policy) for policy in ("min_cost", "round_robin"))
+    @pytest.mark.parametrize(("workers", "rate"), [(4, 48.0), (16, 300.0)])
+    def test_a_cold_fleet_has_it_everywhere_at_once(self, workers: int, rate: float) -> None:
+        """Behaviour 47: as round robin does, which is the best here; 1.13 of its mean where eight wait for a copy."""
+        arrivals = shared(groups=1, per_group=200, prefix=4096, own=128, new=96, rate=rate)
+        ours, plain = (run(arrivals, fleet(workers), policy) for policy in ("min_cost", "round_robin"))
         assert min(requests_by_worker(ours)) > 0, requests_by_worker(ours)
-        assert figures(ours).ttft_s.mean < 1.25 * figures(plain).ttft_s.mean
+        assert figures(ours).ttft_s.mean < 1.08 * figures(plain).ttft_s.mean
 
 
 class TestSiblings:
