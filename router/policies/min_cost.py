@@ -61,7 +61,7 @@ Tried for earlier forms, on seeds of their own: weights of Q and R that do not f
 prefix at 16 workers); Q without R (all herd to the hot prefix's first worker); Q whole or the predicted time to first
 token (three times the mean on bursts and on prefixes that do not fit); R in tokens, in proportion or squared (groups
 are torn, or dealt unevenly); Q counted 16/(16 + R') (bursts and groups are torn).
-What is left, of 91 rows of workload, fleet and load: bursts at load 0.6 on 2 and 16 workers (1.05 and 1.09 of the best),
+What is left, of 91 rows of workload, fleet and load: bursts at load 0.6 on 2 and 16 workers (1.05 and 1.09 of the best)
 where many idle, and to compute every sibling by itself is sooner, for twice the device time; prefixes of 1.5 times the
 KV of 2 workers at load 0.6 (1.14), where following them further hits more often; the Mooncake trace on 4 at 1.1 (1.05).
 """
