@@ -91,12 +91,14 @@ class Mirror:
         """How many of the leading `blocks`, of which `known` are here, are still here when a request begins with them.
 
         What it waits for is what was booked before and is begun before it, and a worker begins first what has most of
-        its prompt cached. Without word from the worker, what is booked has driven out the rest already.
+        its prompt cached. Of the prompts that others sent nobody knows how much was cached: but one of which much was
+        brings little, so all that they bring is taken to come after it. Without word from the worker, what is booked
+        has driven out the rest already.
         """
         excess = len(self) - max(self.capacity_blocks, self._reported_blocks)
         if self.sequence is None or excess <= 0 or not known or blocks[known - 1] in self._holds.leased:
             return known
-        excess -= sum(count for depth, count in self._to_begin.items() if depth < known)
+        excess -= sum(count for depth, count in self._to_begin.items() if depth < known) + self._holds.foreign_blocks
         going = self._order.first_to_leave(excess)
         return depth_of(blocks, known, lambda block: block not in going)
 

@@ -75,6 +75,7 @@ class ModelWorker:
         if self.sequence is None:
             return set()
         later = sum(brought for lease, brought in self.to_begin if lease.known_blocks < len(known))
+        later += sum(not self.leased(name) for name in self.coming)
         excess = len(self.used) - max(self.capacity, self.reported) - later
         return set(self.by_use()[: max(0, excess)])
 

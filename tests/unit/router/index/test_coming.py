@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from radixfleet.blocks import BLOCK_TOKENS
 from router.index import Sketch
 from router.index.expectations import GRACE_REPORTS
 from tests.support.chains import NONE, blocks, chain
@@ -115,3 +116,18 @@ def test_a_worker_that_tells_nothing_of_it_is_followed_as_ever(sketch: Sketch) -
     sketch.apply_coming(0, np.empty(0, dtype=np.uint64))
     assert sketch.apply_delta(0, ENGINE, 1, NONE, chain("ab"))
     assert depth(sketch, "ab") == 2
+
+
+def test_what_others_bring_is_begun_after_a_prompt_that_is_cached(sketch: Sketch) -> None:
+    """Behaviour 51: the worker begins first what has most cached, so another router's new prompt takes nothing from it.
+
+    Once we book that prompt too it is one that was here as deep and came before, and is begun first.
+    """
+    assert sketch.apply_delta(0, ENGINE, 1, NONE, chain("abcd"))
+    sketch.apply_coming(0, chain("wxyz"))
+    lease = sketch.book(0, chain("abcd"), 4 * BLOCK_TOKENS + 1)
+    assert lease.predicted_tokens == 4 * BLOCK_TOKENS
+    sketch.abandon(lease)
+    sketch.book(0, chain("wxyz"), 4 * BLOCK_TOKENS + 1)
+    lease = sketch.book(0, chain("abcd"), 4 * BLOCK_TOKENS + 1)
+    assert lease.predicted_tokens < 4 * BLOCK_TOKENS
