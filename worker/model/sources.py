@@ -20,7 +20,9 @@ def resolve_model(model: str, progress: Callable[[str], None] = lambda _text: No
         return fetch_demo_model(progress)
     path = Path(model).expanduser()
     if path.is_dir() and not (path / "config.json").exists():
-        raise ModelNotGiven(f"{path.resolve()} has no config.json: is it a Hugging Face model directory?{_named_gguf(path)}")
+        raise ModelNotGiven(
+            f"{path.resolve()} has no config.json: is it a Hugging Face model directory?{_named_gguf(path)}"
+        )
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path.resolve()
     if path.exists():
