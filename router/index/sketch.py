@@ -25,16 +25,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import Clock, MonotonicClock
 from router.index.lease import BlockLease
 from router.index.mirror import Mirror
-from router.index.users import UsedFor, Users
-
-HashArray = npt.NDArray[np.uint64]
-DepthArray = npt.NDArray[np.intp]
+from router.index.users import DepthArray, HashArray, UsedFor, Users
 
 NO_BLOCKS: HashArray = np.empty(0, dtype=np.uint64)
 
