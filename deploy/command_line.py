@@ -155,6 +155,11 @@ _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
         ("remote host: Connection refused",),  # in gRPC's words; Ray has others, and a hint of its own
         "Does a router or worker run there? `radixfleet up --model demo` starts both; --endpoint names another place.",
     ),
+    (
+        Unavailable,
+        ("before receiving SETTINGS",),
+        "Something takes connections there and says nothing: is the process stopped, or is that no gRPC port?",
+    ),
     (Unauthenticated, ("key",), "Give it by --api-key @FILE, or in RADIXFLEET_API_KEY."),
 )
 """Kinds of errors, what their text has, and what to say beside it."""
@@ -171,6 +176,8 @@ def _in_plain_words(text: str) -> str:
 
 
 def _hint(error: Exception) -> str:
+    if isinstance(error, RadixfleetError) and "delivered_tokens" in error.metadata:
+        return ""  # the connection worked until it broke
     for kind, signs, hint in _HINTS:
         if isinstance(error, kind) and any(sign in str(error) for sign in signs):
             return f"\n{hint}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import click
 from click.core import ParameterSource
@@ -83,6 +84,8 @@ def drain(worker_id: str, grace_s: float | None, endpoint: Endpoint, *, as_json:
         return
     counts = f"{counted(outcome.finished_requests, 'request')} finished, {outcome.aborted_requests} aborted"
     click.echo(f"{worker_id} is empty: {counts}. Back to work: radixfleet workers resume {worker_id}")
+    for model in _unserved_without(worker_id, asyncio.run(_workers(endpoint))):
+        click.echo(f"nobody serves {model} now: its requests are refused until a worker is back", err=True)
 
 
 @workers.command()
@@ -96,6 +99,18 @@ def resume(worker_id: str, endpoint: Endpoint) -> None:
     """
     asyncio.run(_resume(endpoint, worker_id))
     click.echo(f"{worker_id} serves again")
+
+
+def _unserved_without(worker_id: str, entries: Sequence[WorkerEntry]) -> list[str]:
+    """The worker's model, if no other worker serves it."""
+    served = {
+        entry.info.model.model for entry in entries if entry.worker_id != worker_id and not entry.ineligible_reason
+    }
+    return [
+        entry.info.model.model
+        for entry in entries
+        if entry.worker_id == worker_id and entry.info.model.model not in served
+    ]
 
 
 def _refuse_options_before(context: click.Context) -> None:

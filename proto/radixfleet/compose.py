@@ -82,7 +82,21 @@ def generate_request(prompt: PromptInput, options: RequestOptions) -> inference_
             **rest,  # type: ignore[arg-type]
         )
     except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"the request cannot be sent: {error}") from error
+        raise _refusal(sampling, rest, error) from error
+
+
+def _refusal(sampling: Mapping[str, Any], rest: Mapping[str, Any], error: Exception) -> InvalidRequest:
+    """protobuf does not say which field it refused."""
+    for message, options, path in (
+        (inference_pb2.SamplingParams, sampling, "sampling."),
+        (inference_pb2.GenerateRequest, rest, ""),
+    ):
+        for name, value in options.items():
+            try:
+                message(**{name: value})
+            except (TypeError, ValueError) as reason:
+                return InvalidRequest(f"{path}{name} cannot be sent: {reason}", field=f"{path}{name}")
+    return InvalidRequest(f"the request cannot be sent: {error}")
 
 
 def _grammar(options: dict[str, Any]) -> inference_pb2.Grammar:
@@ -118,7 +132,7 @@ def prompt_to_pb(prompt: PromptInput, field: str = "prompt") -> inference_pb2.Pr
         message.chat.tools_json = _json(prompt.tools, f"{field}.chat.tools") if prompt.tools else ""
         message.chat.variables_json = _json(prompt.variables, f"{field}.chat.variables") if prompt.variables else ""
         return message
-    if not isinstance(prompt, np.ndarray) and len(prompt) and isinstance(prompt[0], ChatMessage | Mapping):
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage | Mapping):
         return _chat(prompt, f"{field}.chat.messages", add_generation_prompt=None)
     return inference_pb2.Prompt(token_ids=convert.pack_tokens(token_array(prompt, f"{field}.token_ids")))
 

@@ -85,9 +85,12 @@ def checked_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
 
 
 def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:
-    if len(_kinds(given)) != 1:
-        kinds = ", ".join(given.__struct_fields__)
-        raise InvalidRequest(f"structured_outputs must have one of {kinds}", field="structured_outputs")
+    kinds = _kinds(given)
+    if len(kinds) != 1:
+        known, found = ", ".join(given.__struct_fields__), " and ".join(kinds) or "none"
+        raise InvalidRequest(
+            f"structured_outputs must have exactly one of {known}; it has {found}", field="structured_outputs"
+        )
     if given.json != _NULL:
         return inference_pb2.Grammar(json_schema=_schema_text(given.json))
     if given.regex is not None:
@@ -96,7 +99,9 @@ def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:
         return inference_pb2.Grammar(lark=given.grammar)
     if given.choice is not None:
         if not given.choice or not all(given.choice):
-            raise InvalidRequest("structured_outputs.choice must have texts", field="structured_outputs.choice")
+            raise InvalidRequest(
+                "structured_outputs.choice must have texts, none of them empty", field="structured_outputs.choice"
+            )
         # More engines know regular expressions than Lark.
         return inference_pb2.Grammar(regex="|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in given.choice))
     return inference_pb2.Grammar(json_object=True)

@@ -212,9 +212,11 @@ def _text(message: Message, path: str) -> str:
         return ""
     texts = []
     for index, part in enumerate(message.content):
-        if part.type != "text" or part.text is None:
-            field = f"{path}.content[{index}]"
+        field = f"{path}.content[{index}]"
+        if part.type != "text":
             raise InvalidRequest(f"{field} is {part.type!r}: the models served here read text alone", field=field)
+        if part.text is None:
+            raise InvalidRequest(f"{field}.text is missing or null", field=f"{field}.text")
         texts.append(part.text)
     return "\n".join(texts)
 

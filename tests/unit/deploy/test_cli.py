@@ -326,6 +326,7 @@ def test_a_narrow_terminal_costs_no_number_of_a_worker(radixfleet, monkeypatch):
         (Unavailable("connections: Failed parsing HTTP/2 (expected SETTINGS)"), "gRPC port"),
         (Unavailable("Failed to connect to remote host: Connection refused"), "radixfleet up"),
         (Unavailable("ipv4:127.0.0.1:1: Socket closed"), "--tls-ca"),
+        (Unavailable("connection attempt timed out before receiving SETTINGS frame"), "is the process stopped"),
     ],
 )
 def test_what_grpc_does_not_say_is_said_beside_it(radixfleet, failure, hint):
@@ -333,6 +334,15 @@ def test_what_grpc_does_not_say_is_said_beside_it(radixfleet, failure, hint):
         _, _, err = radixfleet("generate", "--prompt", "Hi", "--timeout", "0.3", "--endpoint", address)
     assert str(failure) in err
     assert hint in err
+
+
+def test_a_connection_that_broke_in_mid_answer_is_not_asked_for_tls(radixfleet):
+    broken = Unavailable("the connection broke after 3 tokens (Socket closed)", delivered_tokens="3")
+    with served(FakeInference([[broken]])) as address:
+        code, _, err = radixfleet("generate", "Hi", "--timeout", "0.3", "--endpoint", address)
+    assert code == 3
+    assert "broke after 3 tokens" in err
+    assert "--tls-ca" not in err
 
 
 def test_a_terminal_that_cannot_show_a_sign_gets_a_question_mark(tmp_path):

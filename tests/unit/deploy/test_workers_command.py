@@ -9,7 +9,13 @@ import pytest
 
 from radixfleet.channel import listen, make_server
 from radixfleet.errors import PermissionDenied, UnknownWorker
-from radixfleet.v1 import fleet_pb2_grpc, worker_pb2
+from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
+
+
+def entry(worker_id: str, model: str, ineligible_reason: str) -> fleet_pb2.WorkerEntry:
+    listed = fleet_pb2.WorkerEntry(worker_id=worker_id, ineligible_reason=ineligible_reason)
+    listed.info.model.model = model
+    return listed
 
 
 class FakeFleet(fleet_pb2_grpc.FleetServicer):
@@ -19,6 +25,10 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         self.key: str | None = None
         self.drained: list[tuple[str, float | None]] = []
         self.resumed: list[str] = []
+        self.listed = [entry("w1", "a-model", "draining"), entry("w2", "a-model", "")]
+
+    async def ListWorkers(self, request, context):
+        return fleet_pb2.ListWorkersResponse(workers=self.listed)
 
     async def Drain(self, request, context):
         self._check(request.worker_id, context)
@@ -77,6 +87,15 @@ def test_a_worker_is_drained_and_resumed(radixfleet, fleet):
     assert "radixfleet workers resume w1" in out
     code, out, _ = radixfleet("workers", "resume", "w1", "--endpoint", address)
     assert (code, fake.resumed, out) == (0, ["w1"], "w1 serves again\n")
+
+
+@pytest.mark.usefixtures("_long")
+@pytest.mark.parametrize("others", [[], [entry("w2", "a-model", "loading"), entry("w3", "another", "")]])
+def test_who_drains_the_last_worker_of_a_model_is_told(radixfleet, fleet, others):
+    fake, address = fleet
+    fake.listed[1:] = others
+    code, _, err = radixfleet("workers", "drain", "w1", "--endpoint", address)
+    assert (code, err) == (0, "nobody serves a-model now: its requests are refused until a worker is back\n")
 
 
 def test_a_drain_that_takes_its_time_says_so(radixfleet, fleet, monkeypatch):

@@ -108,8 +108,16 @@ def test_a_lone_surrogate_in_an_option(options, field):
     ids=str,
 )
 def test_options_that_the_wire_cannot_carry(options):
-    with pytest.raises(InvalidRequest, match=next(iter(options)) if "typo" in options else "cannot be sent"):
-        generate_request("x", options)
+    name = next(iter(options))
+    with pytest.raises(InvalidRequest, match=f"{name} cannot be sent") as caught:
+        generate_request("x", {"temperature": 0, "model": "m"} | options)
+    assert caught.value.field == (name if name in {"priority", "typo"} else f"sampling.{name}")
+
+
+@pytest.mark.parametrize("prompt", [5, 1.5, None, {"role": "user"}, {1, 2}, object()], ids=repr)
+def test_what_is_no_prompt_is_refused(prompt):
+    with pytest.raises(InvalidRequest, match="flat sequence of whole numbers"):
+        generate_request(prompt, {})
 
 
 def test_options_arrive():

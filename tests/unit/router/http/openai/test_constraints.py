@@ -81,7 +81,9 @@ def test_a_choice_is_a_grammar_whatever_the_texts_hold() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"json_object": False}, {"regex": "a", "grammar": "b"}, {"unknown": 1}])
 def test_one_form_is_needed(given: dict[str, Any]) -> None:
-    assert refused(structured_outputs=given).field == "structured_outputs"
+    error = refused(structured_outputs=given)
+    assert error.field == "structured_outputs"
+    assert "exactly one of json, regex" in str(error)
 
 
 @pytest.mark.parametrize("choice", [[], [""], ["a", ""]])
