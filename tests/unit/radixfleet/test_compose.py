@@ -114,7 +114,7 @@ def test_options_that_the_wire_cannot_carry(options):
     assert caught.value.field == (name if name in {"priority", "typo"} else f"sampling.{name}")
 
 
-@pytest.mark.parametrize("prompt", [5, 1.5, None, {"role": "user"}, {1, 2}, object()], ids=repr)
+@pytest.mark.parametrize("prompt", [5, 1.5, None, {"role": "user"}, {1, 2}], ids=repr)
 def test_what_is_no_prompt_is_refused(prompt):
     with pytest.raises(InvalidRequest, match="flat sequence of whole numbers"):
         generate_request(prompt, {})
