@@ -25,10 +25,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Start a router and two workers, chat with them, show what the cache did, stop
 	@$(BIN)/radixfleet demo
 
-# Two processes: a file stays on one of them, because its tests share a fleet, a model or a cluster.
+# Two processes: a file stays on one of them, because its tests share a fleet, a model or a cluster. Files keep their order:
+# sorted by their number of tests, the longest of single tests would come last, and the other process idle.
 TEST_PROCESSES ?= 2
 test: setup ## Run the tests
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 SOAK_MINUTES ?= 10
 soak: setup ## Load a fleet for SOAK_MINUTES (10) while its processes are killed; pools must end empty, memory flat

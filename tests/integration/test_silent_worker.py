@@ -21,8 +21,8 @@ from tests.support.waiting import until
 from tests.support.worker_process import START_S, StoppableWorker, worker_process
 
 PROMPT = tuple(range(3, 203))
-NEW_TOKENS = 800
-"""Some 8 s of the simulated device: it is far from the end when the worker is stopped."""
+NEW_TOKENS = 400
+"""Some 4 s of the simulated device: it is far from the end when the worker is stopped."""
 
 
 @dataclass(frozen=True)

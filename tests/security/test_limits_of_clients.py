@@ -60,7 +60,8 @@ async def test_requests_that_wait_on_a_stream_are_open_requests() -> None:
     gate = asyncio.Event()
     worker = fake_worker("w0", script=lambda _: Script(before_finish=gate))
     worker.capacity = replace(worker.capacity, max_running_requests=1)
-    async with running_fleet([worker], max_client_requests=3) as fleet, open_stream(fleet.router.address) as stream:
+    quick = {"max_client_requests": 3, "lease_s": 1.0}
+    async with running_fleet([worker], **quick) as fleet, open_stream(fleet.router.address) as stream:
         running = asyncio.create_task(fleet.client.complete("first"))
         await until(lambda: worker.calls)
         await stream.ask(*(ids_request() for _ in range(3)))
