@@ -46,12 +46,6 @@ async def worker() -> AsyncIterator[Worker]:
 
 
 @pytest.fixture
-async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(worker.address) as opened:
-        yield opened
-
-
-@pytest.fixture
 def stub(channel: grpc.aio.Channel) -> Any:
     return sglang_scheduler_pb2_grpc.SglangSchedulerStub(channel)
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import pytest
 
-from radixfleet.channel import open_channel
 from radixfleet.v1 import inference_pb2_grpc
 from tests.support.fake_engine import FakeEngine
 from tests.support.worker_fixture import sim_worker
@@ -24,12 +23,6 @@ async def worker(engine: FakeEngine) -> AsyncIterator[Worker]:
     """Its engine is loading."""
     async with sim_worker(engine=engine, serving=False) as running:
         yield running
-
-
-@pytest.fixture
-async def channel(worker: Worker) -> AsyncIterator[grpc.aio.Channel]:
-    async with open_channel(worker.address) as opened:
-        yield opened
 
 
 @pytest.fixture
