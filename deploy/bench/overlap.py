@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from deploy.bench.medians import Interval, median_interval
 from deploy.bench.workload import Workload, submit_of
 from worker.core.messages import Report
 from worker.engine.config import EngineConfig
@@ -81,6 +82,8 @@ class Comparison:
     serial: Figures
     speedup: float
     """Output tokens a second, overlapped over serial: median over the pairs of rounds."""
+    speedup_interval: Interval | None
+    """95 % confidence; None with fewer than six pairs."""
 
     def as_object(self) -> dict[str, Any]:
         """For JSON."""
@@ -156,7 +159,7 @@ def summarize(name: str, rounds: list[Round]) -> Comparison:
     overlapped = [each for each in rounds if each.overlap]
     serial = [each for each in rounds if not each.overlap]
     ratios = [fast.tokens_per_s / slow.tokens_per_s for fast, slow in zip(overlapped, serial, strict=True)]
-    return Comparison(name, _figures(overlapped), _figures(serial), median(ratios))
+    return Comparison(name, _figures(overlapped), _figures(serial), median(ratios), median_interval(ratios))
 
 
 def _figures(rounds: list[Round]) -> Figures:

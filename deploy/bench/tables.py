@@ -31,7 +31,9 @@ def comparison_table(comparison: Comparison) -> Table:
     ]
     for name, show in rows:
         table.add_row(name, *map(show, both))
-    table.add_row("tokens/s, overlapped / serial", f"{comparison.speedup:.2f}", "")
+    interval = comparison.speedup_interval
+    sure = f"95 %: {interval[0]:.2f} to {interval[1]:.2f}" if interval else "95 %: unknown under 6 rounds"
+    table.add_row("tokens/s, overlapped / serial", f"{comparison.speedup:.2f}", sure)
     return table
 
 

@@ -82,6 +82,21 @@ class TestFigures:
         ]
         assert summarize("x", rounds).speedup == pytest.approx(1.2)
 
+    def test_six_pairs_say_how_sure_the_speedup_is(self) -> None:
+        durations = [(2.0, 2.0 * ratio) for ratio in (1.3, 1.0, 1.2, 0.9, 1.1, 1.4)]
+        rounds = [
+            a_round(overlap=overlap, duration_s=duration_s, bubble_s=0.0)
+            for fast, slow in durations
+            for overlap, duration_s in ((True, fast), (False, slow))
+        ]
+        comparison = summarize("x", rounds)
+        assert comparison.speedup_interval == pytest.approx((0.9, 1.4))
+        assert summarize("x", rounds[:-2]).speedup_interval is None
+        console = Console(width=80)
+        with console.capture() as printed:
+            console.print(comparison_table(comparison))
+        assert "95 %: 0.90 to 1.40" in printed.get()
+
     def test_the_table_has_both_loops(self) -> None:
         rounds = [a_round(overlap=overlap, duration_s=2.0, bubble_s=0.001) for overlap in (True, False)]
         console = Console(width=80)
