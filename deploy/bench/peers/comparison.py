@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from deploy.bench.medians import Interval, median_interval
 from deploy.bench.peers.clients import Asks, WrongAnswer
 from deploy.bench.peers.questions import Questions
 from deploy.bench.peers.servers import ServerFailed
@@ -67,14 +68,19 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One contestant on one workload: medians over its rounds. Ratios are to ours in the same rounds."""
+    """One contestant on one workload: medians over its rounds. Ratios are to ours in the same rounds.
+
+    Intervals are those of the median ratios, at 95 % confidence; None with fewer than six rounds.
+    """
 
     name: str
     rounds: int
     tokens_per_s: float
     tokens_ratio: float
+    tokens_interval: Interval | None
     ttft_p50_ms: float
     ttft_ratio: float
+    ttft_interval: Interval | None
     inter_token_ms: float
     agreement: float
     """Share of the answers that begin as ours do."""
@@ -147,13 +153,17 @@ def figures(contestants: Sequence[Contestant], questions: Questions) -> list[Fig
 
 def _figures(name: str, turns: Mapping[int, Turn], reference: Mapping[int, Turn]) -> Figures:
     pairs = [(turn, reference[index]) for index, turn in turns.items()]
+    tokens_ratios = [turn.tokens_per_s / ours.tokens_per_s for turn, ours in pairs]
+    ttft_ratios = [turn.ttft_p50_s / ours.ttft_p50_s for turn, ours in pairs]
     return Figures(
         name=name,
         rounds=len(turns),
         tokens_per_s=median(turn.tokens_per_s for turn in turns.values()),
-        tokens_ratio=median(turn.tokens_per_s / ours.tokens_per_s for turn, ours in pairs),
+        tokens_ratio=median(tokens_ratios),
+        tokens_interval=median_interval(tokens_ratios),
         ttft_p50_ms=median(1e3 * turn.ttft_p50_s for turn in turns.values()),
-        ttft_ratio=median(turn.ttft_p50_s / ours.ttft_p50_s for turn, ours in pairs),
+        ttft_ratio=median(ttft_ratios),
+        ttft_interval=median_interval(ttft_ratios),
         inter_token_ms=median(1e3 * turn.inter_token_s for turn in turns.values()),
         agreement=median(turn.agreement(ours) for turn, ours in pairs),
     )

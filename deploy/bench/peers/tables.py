@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from deploy.bench.medians import Interval
 from deploy.bench.peers.comparison import OURS, Contestant, Figures
 from deploy.bench.peers.questions import Questions
 
@@ -32,11 +33,18 @@ def workload_table(questions: Questions, rows: Sequence[Figures]) -> Table:
         table.add_row(
             row.name,
             f"{row.tokens_per_s:,.0f}",
-            f"{row.tokens_ratio:.2f}",
+            _ratio(row.tokens_ratio, row.tokens_interval),
             f"{row.ttft_p50_ms:,.0f}",
-            f"{row.ttft_ratio:.2f}",
+            _ratio(row.ttft_ratio, row.ttft_interval),
             f"{row.inter_token_ms:.1f}",
             "" if row.name == OURS else f"{row.agreement:.0%}",
             str(row.rounds),
         )
     return table
+
+
+def _ratio(median: float, interval: Interval | None) -> str:
+    """The interval, which takes six rounds, only where the rounds differ: our own ratio is 1 in each."""
+    if interval is None or interval == (median, median):
+        return f"{median:.2f}"
+    return f"{median:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"

@@ -199,6 +199,22 @@ class TestFigures:
         peer.turns["few"] = {0: turn(4.0)}
         assert figures([ours, peer], FEW)[1].tokens_ratio == pytest.approx(0.25)
 
+    def test_six_rounds_say_how_sure_the_ratios_are(self) -> None:
+        ours, peer = contestant(Echo(OURS, [])), contestant(Echo("a", []))
+        ours.turns["few"] = {index: turn(1.0) for index in range(6)}
+        peer.turns["few"] = {
+            index: turn(duration_s) for index, duration_s in enumerate((1.0, 1.25, 2.0, 2.0, 4.0, 5.0))
+        }
+        mine, theirs = figures([ours, peer], FEW)
+        assert theirs.tokens_interval == pytest.approx((0.2, 1.0))
+        console = Console(width=140)
+        with console.capture() as printed:
+            console.print(workload_table(FEW, [mine, theirs]))
+        assert "0.50 (0.20 to 1.00)" in printed.get()
+        assert "1.00 (" not in printed.get().splitlines()[2], "ours has no spread to tell"
+        peer.turns["few"].pop(5)
+        assert figures([ours, peer], FEW)[1].tokens_interval is None
+
     def test_agreement_looks_at_how_answers_begin(self) -> None:
         one, two = turn(1.0, text=" the worker keeps it"), turn(1.0, text=" the worker lost it")
         other = Turn(1.0, [two.answers[0], Answer(0.5, 1.5, 12, 11, " a router")])
