@@ -202,9 +202,7 @@ class TestFigures:
     def test_six_rounds_say_how_sure_the_ratios_are(self) -> None:
         ours, peer = contestant(Echo(OURS, [])), contestant(Echo("a", []))
         ours.turns["few"] = {index: turn(1.0) for index in range(6)}
-        peer.turns["few"] = {
-            index: turn(duration_s) for index, duration_s in enumerate((1.0, 1.25, 2.0, 2.0, 4.0, 5.0))
-        }
+        peer.turns["few"] = {index: turn(duration_s) for index, duration_s in enumerate((1, 1.25, 2, 2, 4, 5))}
         mine, theirs = figures([ours, peer], FEW)
         assert theirs.tokens_interval == pytest.approx((0.2, 1.0))
         console = Console(width=140)
