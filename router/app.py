@@ -25,6 +25,7 @@ from radixfleet.guard import Guard
 from radixfleet.limits import ClientLimits
 from radixfleet.metrics_server import MetricsServer, serve_metrics
 from radixfleet.v1 import fleet_pb2_grpc
+from router.api.fleet_watch import FleetWatch
 from router.api.scrape_targets import PATH, scrape_targets
 from router.api.siblings import SiblingServicer
 from router.config import RouterSettings
@@ -68,6 +69,7 @@ class Router:
     sketch: Sketch
     look_aside: LookAside
     log: RequestLog
+    watch: FleetWatch
     metrics: RouterMetrics
     server: grpc.aio.Server
     health: Health
@@ -101,7 +103,7 @@ async def running_router(
             SERVICES, guard=access.guard, max_message_bytes=settings.max_message_bytes, shared_port=shared_port
         )
         core.add_to(server)
-        port = listen(server, settings.host, settings.port, access.tls)
+        port = listen(server, settings.host, settings.port, access.tls, shared_port=shared_port)
         metrics_server = _serve_metrics(settings, access, core, metrics, clock)
         # In a thread: a scrape that is under way waits for this loop.
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
@@ -126,6 +128,7 @@ async def running_router(
             sketch=core.sketch,
             look_aside=core.look_aside,
             log=core.log,
+            watch=core.watch,
             metrics=metrics,
             server=server,
             health=health,
@@ -193,7 +196,7 @@ def _http_server(
 async def _heard_by_siblings(core: Core, place: Place) -> AsyncIterator[None]:
     """While the block lasts, the processes that share our ports can tell us; and we know the workers that they know."""
     server, _ = await make_server(("radixfleet.v1.Fleet",))
-    servicer = SiblingServicer(core.registry, core.prompts, core.chooser, core.routing, core.reporter, Guard())
+    servicer = SiblingServicer(*core.fleet_parts, Guard())
     fleet_pb2_grpc.add_FleetServicer_to_server(servicer, server)
     await asyncio.to_thread(place.withdraw)
     server.add_insecure_port(place.socket)
@@ -216,6 +219,7 @@ async def drain(router: Router, grace_s: float) -> None:
     if router.http is not None:
         router.http.stop_accepting()
     router.gathering.close()
+    router.watch.close()
     if not await router.log.wait_until_idle(grace_s):
         router.log.cut()
     await router.server.stop(_FLUSH_S)

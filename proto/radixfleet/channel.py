@@ -131,17 +131,22 @@ async def make_server(
     return server, health
 
 
-def listen(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None = None) -> int:
-    """Bind to host and port (0: any free one) and return the port. Raises OSError when the port is taken."""
+def listen(
+    server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None = None, *, shared_port: bool = False
+) -> int:
+    """Bind to host and port (0: any free one) and return the port. Raises OSError when nobody can listen there.
+
+    `shared_port`: as in `server_options`.
+    """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    try:
-        bound = _bind(server, address, tls)
-    except RuntimeError as error:
-        reason = why_not_bound(host, port)
-        raise OSError(f"cannot listen on {address} ({reason}): choose another address or port, or 0 for any") from error
-    if bound == 0:
-        raise OSError(f"cannot listen on {address}")
-    return bound
+    # Found out before gRPC tries: it would put lines of its own in front of our error.
+    reason = why_not_bound(host, port, shared_port=shared_port)
+    if reason is None:
+        try:
+            return _bind(server, address, tls)
+        except RuntimeError as error:  # somebody was faster
+            reason = str(error)
+    raise OSError(f"cannot listen on {address} ({reason}): choose another address or port, or 0 for any")
 
 
 def _bind(server: grpc.aio.Server, address: str, tls: ServerTls | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 
 def reason_of(error: OSError) -> str:
@@ -12,12 +13,29 @@ def reason_of(error: OSError) -> str:
     return reason if error.filename is None else f"{error.filename}: {reason}"
 
 
-def why_not_bound(host: str, port: int) -> str:
-    """Why nobody can listen there, found out by another try: gRPC tells its own log alone. May look up a name."""
+def why_not_bound(host: str, port: int, *, shared_port: bool = False) -> str | None:
+    """Why nobody can listen there, found out by binding a socket for a moment; None: one can. May look up a name.
+
+    gRPC writes the reason to its own log, and tells its caller none. It listens on what it can of a name's addresses,
+    so one that is free is enough. `shared_port`: others may listen on the port, if they let it be shared.
+    """
+    option = socket.SO_REUSEPORT if shared_port else socket.SO_REUSEADDR
+    reason = None
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(where)
-    except OSError as error:
+        for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            reason = _why_not_there(socket.socket(family, kind, protocol), option, where)
+            if reason is None:
+                return None
+    except OSError as error:  # no such name, or a kind of address that this machine does not have
         return reason_of(error)
-    return "no reason is told"
+    return reason
+
+
+def _why_not_there(probe: socket.socket, option: int, where: Any) -> str | None:
+    with probe:
+        probe.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            probe.bind(where)
+        except OSError as error:
+            return reason_of(error)
+    return None

@@ -34,7 +34,7 @@ class NamedSchema(msgspec.Struct):
     """The schema of `response_format`."""
 
     schema: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
-    name: str = ""
+    name: str | None = None
     strict: bool | None = None
 
 
@@ -71,7 +71,7 @@ class StructuredOutputs(msgspec.Struct):
 class Sampling(msgspec.Struct, kw_only=True):
     """What requests for completions and for chats have in common."""
 
-    model: str = ""
+    model: str | None = None
     """OpenAI demands it; here it may be left out while one model is served, as most engines of this field allow."""
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -174,7 +174,7 @@ class ChatRequest(Sampling, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /tokenize: the ids of a prompt, or of messages."""
 
-    model: str = ""
+    model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -186,5 +186,5 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     """POST /detokenize: the text of ids."""
 
-    model: str = ""
+    model: str | None = None
     tokens: list[_TokenId]

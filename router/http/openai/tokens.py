@@ -27,10 +27,11 @@ class TokenEndpoints:
         """Token ids of a prompt or a chat."""
         body = await read_body(request.receive, request.headers, self._max_body_bytes)
         given = parse(body, TokenizeRequest)
-        await self._prompts.until_served(given.model)
-        model = self._prompts.model(given.model)
+        asked = given.model or ""
+        await self._prompts.until_served(asked)
+        model = self._prompts.model(asked)
         try:
-            ids = (await self._prompts.tokenize(given.model, tokenize_prompt(given))).tolist()
+            ids = (await self._prompts.tokenize(asked, tokenize_prompt(given))).tolist()
         except InvalidRequest as error:
             raise in_openai_names(error) from None
         answer = TokenizeAnswer(len(ids), model.info.max_context_tokens, ids)
@@ -43,7 +44,9 @@ class TokenEndpoints:
         """Text of token ids, special tokens included."""
         body = await read_body(request.receive, request.headers, self._max_body_bytes)
         given = parse(body, DetokenizeRequest)
-        asked = inference_pb2.DetokenizeRequest(model=given.model, token_ids=given.tokens, skip_special_tokens=False)
+        asked = inference_pb2.DetokenizeRequest(
+            model=given.model or "", token_ids=given.tokens, skip_special_tokens=False
+        )
         try:
             return json_response(DetokenizeAnswer(await self._prompts.detokenize(asked)))
         except InvalidRequest as error:

@@ -112,7 +112,7 @@ def _generate(
     request: Sampling, prompt: inference_pb2.Prompt, sampling: inference_pb2.SamplingParams
 ) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
-        model=request.model,
+        model=request.model or "",
         prompt=prompt,
         sampling=sampling,
         cache_salt=request.cache_salt or "",

@@ -166,8 +166,8 @@ def _reflect(address: str) -> tuple[set[str], set[str]]:
         return set(database.get_services()), {field.name for field in message.field}
 
 
-async def test_a_port_that_is_taken_is_an_error():
-    """Two processes must not share a port, as gRPC lets them by default."""
+async def test_a_port_that_is_taken_is_an_error_and_nothing_else_is_said(capfd):
+    """Two processes must not share a port, as gRPC lets them by default; and gRPC's own lines help nobody."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server, _ = await make_server([])
         with pytest.raises(OSError, match=r"Address already in use\): choose another"):
@@ -179,6 +179,22 @@ async def test_a_port_that_is_taken_is_an_error():
     with pytest.raises(OSError, match=f"127.0.0.1:{port}"):
         listen(second, "127.0.0.1", port)
     await first.stop(None)
+    with pytest.raises(OSError, match=r"nowhere\.invalid:7070 \(.+\): choose another"):
+        listen(second, "nowhere.invalid", 7070)
+    assert capfd.readouterr().err == ""
+
+
+async def test_a_port_may_be_shared_on_purpose_only(capfd):
+    """A router's processes share ports that their supervisor holds; a router of somebody else's must not join them."""
+    first, _ = await make_server([], shared_port=True)
+    port = listen(first, "127.0.0.1", 0, shared_port=True)
+    second, _ = await make_server([], shared_port=True)
+    assert listen(second, "127.0.0.1", port, shared_port=True) == port
+    alone, _ = await make_server([])
+    with pytest.raises(OSError, match="Address already in use"):
+        listen(alone, "127.0.0.1", port)
+    assert capfd.readouterr().err == ""
+    await asyncio.gather(first.stop(None), second.stop(None))
 
 
 async def test_a_server_that_comes_back_is_found_soon():

@@ -25,4 +25,16 @@ def test_why_nobody_can_listen() -> None:
         with pytest.raises(OSError, match="in use") as caught:
             socket.create_server(("127.0.0.1", port))
         assert reason_of(caught.value) == "Address already in use"
+    assert why_not_bound("127.0.0.1", port) is None
     assert why_not_bound("203.0.113.7", 0) == "Cannot assign requested address"
+    assert why_not_bound("nowhere.invalid", 0)
+
+
+def test_one_free_address_of_a_name_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.1", "127.0.0.2")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+        assert why_not_bound("both", port) is None
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses[:1])
+        assert why_not_bound("one", port) == "Address already in use"

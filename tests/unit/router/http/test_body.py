@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -9,7 +10,13 @@ from starlette.exceptions import HTTPException
 from radixfleet.errors import InvalidRequest
 from router.http.body import parse, read_body
 from router.http.errors import TooLarge
-from router.http.openai.requests import ChatRequest, CompletionRequest
+from router.http.openai.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    NamedSchema,
+    TokenizeRequest,
+)
 from router.http.presence import ClientGone
 
 HI = b'{"messages": [{"role": "user", "content": "hi"}]'
@@ -97,6 +104,16 @@ def test_depth_is_bounded(body: bytes) -> None:
 def test_the_last_of_two_equal_names_counts_and_null_is_absent() -> None:
     request = parse(HI + b', "max_tokens": 3, "max_tokens": 4, "top_p": null, "whatever": [1]}', ChatRequest)
     assert (request.max_tokens, request.top_p) == (4, None)
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest, NamedSchema])
+def test_null_is_not_given_wherever_a_field_may_be_left_out(kind: type[msgspec.Struct]) -> None:
+    """OpenAI's clients and those of other languages write null for what nobody has set, the model included."""
+    given = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "tokens": [1], "schema": {}}
+    fields = msgspec.structs.fields(kind)
+    needed = {field.name: given[field.name] for field in fields if field.required}
+    optional = {field.name: None for field in fields if not field.required}
+    assert parse(msgspec.json.encode(optional | needed), kind) == parse(msgspec.json.encode(needed), kind)
 
 
 def test_every_form_of_a_prompt() -> None:
