@@ -23,13 +23,10 @@ def workers_table(workers: Sequence[WorkerEntry]) -> Table:
     """A row a worker: state, model, load, KV pool."""
     table = _table("worker", "address", "state", "model", "run", "wait", "KV used", "KV cached", "KV pool")
     for worker in sorted(workers, key=lambda entry: entry.worker_id):
-        state = str(worker.status) if worker.connected else "disconnected"
-        if worker.ineligible_reason and worker.ineligible_reason != state:
-            state = f"{state} ({worker.ineligible_reason})"
         table.add_row(
             worker.worker_id or "?",
             worker.address,
-            state,
+            state_of(worker),
             worker.info.model.model,
             str(worker.load.running_requests),
             str(worker.load.waiting_requests),
@@ -38,6 +35,14 @@ def workers_table(workers: Sequence[WorkerEntry]) -> Table:
             str(worker.info.capacity.kv_tokens),
         )
     return table
+
+
+def state_of(worker: WorkerEntry) -> str:
+    """In words, with the reason why it gets no requests, where the state does not say it."""
+    state = str(worker.status) if worker.connected else "disconnected"
+    if worker.ineligible_reason and worker.ineligible_reason != state:
+        state = f"{state} ({worker.ineligible_reason})"
+    return state
 
 
 def pools_table(workers: Sequence[WorkerEntry]) -> Table:

@@ -16,6 +16,7 @@ from radixfleet.clock import Clock
 from radixfleet.guard import Guard
 from radixfleet.v1 import fleet_pb2_grpc, inference_pb2_grpc
 from router.api.fleet import FleetServicer
+from router.api.fleet_watch import FleetWatch
 from router.api.inference import InferenceServicer
 from router.api.prompts import Prompts
 from router.api.report import Reporter
@@ -57,6 +58,7 @@ class Core:
     activity: FleetActivity
     hot_prefixes: HotPrefixes
     reporter: Reporter
+    watch: FleetWatch
     changed: asyncio.Event
     """Set whenever a worker came, went or has another status."""
 
@@ -64,8 +66,12 @@ class Core:
         """Serve `Inference` and `Fleet` there."""
         inference = InferenceServicer(self.prompts, self.dispatcher, self.log)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
-        fleet = FleetServicer(self.registry, self.prompts, self.chooser, self.routing, self.reporter, self.guard)
-        fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
+        fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(*self.fleet_parts, self.guard), server)
+
+    @property
+    def fleet_parts(self) -> tuple[WorkerRegistry, Prompts, Chooser, Routing, Reporter, FleetWatch]:
+        """What a servicer of `Fleet` is made of, but for the guard of its server."""
+        return self.registry, self.prompts, self.chooser, self.routing, self.reporter, self.watch
 
 
 @asynccontextmanager
@@ -124,6 +130,7 @@ async def running_core(
             metrics=metrics,
             clock=clock,
         )
+        reporter = Reporter(registry, activity, gate, log, sketch, settings.policy)
         yield Core(
             registry=registry,
             sketch=sketch,
@@ -138,6 +145,7 @@ async def running_core(
             log=log,
             activity=activity,
             hot_prefixes=hot_prefixes,
-            reporter=Reporter(registry, activity, gate, log, sketch, settings.policy),
+            reporter=reporter,
+            watch=FleetWatch(registry, reporter, clock),
             changed=changed,
         )

@@ -6,11 +6,14 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import Sequence
+from datetime import datetime
+from typing import Never
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from deploy.fleet_changes import changes
 from deploy.numbers import Number
 from deploy.options import endpoint_option, json_option
 from deploy.tables import pools_table, print_whole, workers_table
@@ -23,15 +26,18 @@ _QUIET_S = 0.5
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
+@click.option("--watch", is_flag=True, help="Go on: a line for each worker that comes, goes, or is in another state.")
 @json_option
 @endpoint_option
 @click.pass_context
-def workers(context: click.Context, endpoint: Endpoint, *, as_json: bool) -> None:
+def workers(context: click.Context, endpoint: Endpoint, *, watch: bool, as_json: bool) -> None:
     """List the workers that a router knows: their state, load, cache and memory pools.
 
     \b
     radixfleet workers
     radixfleet workers --json | jq '.workers[].load'
+    radixfleet workers --watch                   # what happens to them from now on; `radixfleet top` shows their load
+    radixfleet workers --watch --json            # the whole list, a line whenever something in it is different
 
     One of them can be emptied, for maintenance, and put back to work. A fleet with an admin token asks for it.
 
@@ -42,13 +48,15 @@ def workers(context: click.Context, endpoint: Endpoint, *, as_json: bool) -> Non
     if context.invoked_subcommand is not None:
         _refuse_options_before(context)
         return
+    if watch:
+        asyncio.run(_watch(endpoint, as_json=as_json))
     entries = asyncio.run(_workers(endpoint))
     if as_json:
         click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in entries]}))
         return
     console = Console(highlight=False)
     if not entries:
-        console.print(f"{endpoint} knows no workers; start one: radixfleet worker --model demo --routers {endpoint}")
+        console.print(_no_workers(endpoint))
         return
     print_whole(console, workers_table(entries))
     console.print()
@@ -119,7 +127,31 @@ def _refuse_options_before(context: click.Context) -> None:
         name = str(parameter.name)
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option, command = parameter.opts[0], context.invoked_subcommand
+            if name == "watch":
+                raise click.UsageError("--watch goes with the list alone: radixfleet workers --watch")
             raise click.UsageError(f"give {option} behind {command}: radixfleet workers {command} WORKER {option} ...")
+
+
+async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
+    """Until the router stops, which is an error."""
+    known: Sequence[WorkerEntry] | None = None
+    async with Client(endpoint) as client:
+        async for report in client.watch_fleet():
+            if as_json:
+                click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in report.workers]}))
+            elif known is None:
+                console = Console(highlight=False)
+                print_whole(console, workers_table(report.workers))
+                console.print(_no_workers(endpoint) if not report.workers else "")
+            else:
+                for change in changes(known, report.workers):
+                    click.echo(f"{datetime.now():%H:%M:%S}  {change}")
+            known = report.workers
+    raise AssertionError("a watched fleet ends with an error")
+
+
+def _no_workers(endpoint: Endpoint) -> str:
+    return f"{endpoint} knows no workers; start one: radixfleet worker --model demo --routers {endpoint}"
 
 
 async def _workers(endpoint: Endpoint) -> list[WorkerEntry]:

@@ -42,13 +42,14 @@ from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
 from radixfleet.endpoint import Endpoint, as_endpoint
-from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError
+from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unavailable
 from radixfleet.retry import RetryPolicy
 from radixfleet.route_asker import NotSpoken, RouteAsker
 from radixfleet.status import error_from_rpc, stream_error
 from radixfleet.tracing import headers
 from radixfleet.types import ModelInfo, TokenArray
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
+from radixfleet.watched_fleet import WatchedFleet
 
 T = TypeVar("T")
 
@@ -266,6 +267,26 @@ class Client:
         """The fleet and every worker in it, with what happened lately."""
         response = await self._call(self._fleet.ListWorkers, fleet_pb2.ListWorkersRequest(), timeout_s)
         return heard.fleet_report(response)
+
+    async def watch_fleet(self, *, timeout_s: float | None = None) -> AsyncGenerator[FleetReport, None]:
+        """What `fleet` gives, at once and whenever something in it is different: at most every half second.
+
+        Ends with an error alone: Unavailable when the router stops or is lost. Not tried again. Raises RadixfleetError.
+        """
+        left_s = self._left_s(self._deadline(timeout_s))
+        call = self._fleet.WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=left_s)
+        watched = WatchedFleet()
+        try:
+            async for update in call:
+                yield watched.take(update)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from error
+        except asyncio.CancelledError:
+            self._check_closed()
+            raise
+        finally:
+            call.cancel()
+        raise Unavailable("the router ended the stream: watch again")
 
     async def register(self, address: str, *, timeout_s: float | None = None) -> bool:
         """Tell the router of a worker at host:port. False: it was known already."""

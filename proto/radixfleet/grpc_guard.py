@@ -26,12 +26,14 @@ _CLIENT_METHODS = frozenset(
         "/radixfleet.v1.Fleet/RouteStream",
         "/radixfleet.v1.Fleet/Explain",
         "/radixfleet.v1.Fleet/ListWorkers",
+        "/radixfleet.v1.Fleet/WatchFleet",
     }
 )
 _UNCOUNTED_SERVICES = frozenset({"grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"})
 _UNCOUNTED_METHODS = frozenset(
     {
         "/radixfleet.v1.Fleet/ListWorkers",
+        "/radixfleet.v1.Fleet/WatchFleet",
         "/radixfleet.v1.Fleet/RouteStream",
         "/radixfleet.v1.Inference/GetModelInfo",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -14,6 +15,7 @@ from radixfleet.grpc_guard import Visitor
 from radixfleet.guard import Guard
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 from router.api.explanation import explain
+from router.api.fleet_watch import FleetWatch
 from router.api.prompts import Prompts
 from router.api.report import Reporter
 from router.api.route_stream import RouteStream
@@ -35,6 +37,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         chooser: Chooser,
         routing: Routing,
         reporter: Reporter,
+        watch: FleetWatch,
         guard: Guard,
     ) -> None:
         """`guard`: of the server's doors."""
@@ -43,6 +46,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         self._chooser = chooser
         self._routing = routing
         self._reporter = reporter
+        self._watch = watch
         self._guard = guard
 
     async def Route(self, request: fleet_pb2.RouteRequest, context: Context) -> fleet_pb2.RouteResponse:
@@ -67,6 +71,15 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     ) -> fleet_pb2.ListWorkersResponse:
         """The fleet and all workers, in the order in which they were added."""
         return self._reporter.report()
+
+    async def WatchFleet(
+        self, request: fleet_pb2.WatchFleetRequest, context: Context
+    ) -> AsyncIterator[fleet_pb2.FleetUpdate]:
+        """The same, and then what is different, for as long as the client's key is known here."""
+        visitor = Visitor(self._guard, context)
+        async with aclosing(self._watch.updates()) as updates:
+            async for update in updates if self._guard.is_open else visitor.admitted(updates):
+                yield update
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
         """Add a worker by its address."""

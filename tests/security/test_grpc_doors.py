@@ -17,7 +17,8 @@ from radixfleet.channel import open_channel
 from radixfleet.clock import ManualClock
 from radixfleet.endpoint import Endpoint
 from radixfleet.keys import key_line
-from radixfleet.v1 import fleet_pb2, inference_pb2, worker_pb2
+from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2
+from router.api.fleet_watch import HEARTBEAT_S
 from router.app import running_router
 from router.metrics import DOOR_REFUSALS
 from tests.support.look_aside import ids_request, open_stream
@@ -27,7 +28,7 @@ from tests.support.worker_fixture import sim_worker
 
 CLIENT = {
     "Inference": ["Generate", "Tokenize", "Detokenize", "GetModelInfo"],
-    "Fleet": ["Route", "RouteStream", "Explain", "ListWorkers"],
+    "Fleet": ["Route", "RouteStream", "Explain", "ListWorkers", "WatchFleet"],
 }
 ADMIN = {
     "Fleet": ["Register", "Drain", "Resume", "Remove"],
@@ -227,5 +228,24 @@ async def test_a_stream_of_requests_ends_when_its_key_is_taken_back(tmp_path: Pa
         await stream.ask(ids_request())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.answer()
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert_explained(caught.value)
+
+
+async def test_who_watches_the_fleet_is_sent_nothing_more_when_its_key_is_taken_back(tmp_path: Path) -> None:
+    clock = ManualClock()
+    file = tmp_path / "keys"
+    file.write_text(key_line("bob", "rfk_bobs-own") + "\n")
+    values = settings(api_keys=(str(file),), admin_token=TOKEN)
+    async with (
+        running_router(values, clock) as router,
+        open_channel(Endpoint(router.address, key="rfk_bobs-own")) as channel,
+    ):
+        call = fleet_pb2_grpc.FleetStub(channel).WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=60)
+        assert (await call.read()).snapshot
+        file.write_text(key_line("carol", "rfk_carols-own") + "\n")
+        clock.advance(HEARTBEAT_S)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert_explained(caught.value)

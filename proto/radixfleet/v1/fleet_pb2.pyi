@@ -372,6 +372,61 @@ class ListWorkersResponse(_message.Message):
 Global___ListWorkersResponse: _TypeAlias = ListWorkersResponse  # noqa: Y015
 
 @_typing.final
+class WatchFleetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchFleetRequest: _TypeAlias = WatchFleetRequest  # noqa: Y015
+
+@_typing.final
+class FleetUpdate(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    WORKERS_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    FLEET_FIELD_NUMBER: _builtins.int
+    snapshot: _builtins.bool
+    """`workers` are all that there are, and what was told before counts no more: so in the first message."""
+    @_builtins.property
+    def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerEntry]:
+        """Else those that came or are different from what was told last: by their addresses, each in whole. New ones come
+        behind all others, in the order in which they were added.
+        """
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of workers that are not known any more."""
+
+    @_builtins.property
+    def fleet(self) -> Global___FleetState:
+        """At least every five seconds there is a message, if only with this."""
+
+    def __init__(
+        self,
+        *,
+        snapshot: _builtins.bool = ...,
+        workers: _abc.Iterable[Global___WorkerEntry] | None = ...,
+        removed: _abc.Iterable[_builtins.str] | None = ...,
+        fleet: Global___FleetState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fleet", b"fleet", "removed", b"removed", "snapshot", b"snapshot", "workers", b"workers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FleetUpdate: _TypeAlias = FleetUpdate  # noqa: Y015
+
+@_typing.final
 class FleetState(_message.Message):
     """The router, and all its workers together."""
 

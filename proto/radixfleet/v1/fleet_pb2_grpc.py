@@ -55,6 +55,11 @@ class FleetStub:
                 request_serializer=radixfleet_dot_v1_dot_fleet__pb2.ListWorkersRequest.SerializeToString,
                 response_deserializer=radixfleet_dot_v1_dot_fleet__pb2.ListWorkersResponse.FromString,
                 _registered_method=True)
+        self.WatchFleet = channel.unary_stream(
+                '/radixfleet.v1.Fleet/WatchFleet',
+                request_serializer=radixfleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
+                response_deserializer=radixfleet_dot_v1_dot_fleet__pb2.FleetUpdate.FromString,
+                _registered_method=True)
         self.Register = channel.unary_unary(
                 '/radixfleet.v1.Fleet/Register',
                 request_serializer=radixfleet_dot_v1_dot_fleet__pb2.RegisterRequest.SerializeToString,
@@ -116,6 +121,14 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchFleet(self, request, context):
+        """ListWorkers as a stream: at once all workers, then, at most every half second, those that are different and those that
+        left. A reader that is behind gets all that it missed in one message. UNAVAILABLE when the router stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Register(self, request, context):
         """Adds a worker by address; the router dials it and keeps dialling. Registering again is harmless.
         """
@@ -166,6 +179,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListWorkers,
                     request_deserializer=radixfleet_dot_v1_dot_fleet__pb2.ListWorkersRequest.FromString,
                     response_serializer=radixfleet_dot_v1_dot_fleet__pb2.ListWorkersResponse.SerializeToString,
+            ),
+            'WatchFleet': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchFleet,
+                    request_deserializer=radixfleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.FromString,
+                    response_serializer=radixfleet_dot_v1_dot_fleet__pb2.FleetUpdate.SerializeToString,
             ),
             'Register': grpc.unary_unary_rpc_method_handler(
                     servicer.Register,
@@ -296,6 +314,33 @@ class Fleet:
             '/radixfleet.v1.Fleet/ListWorkers',
             radixfleet_dot_v1_dot_fleet__pb2.ListWorkersRequest.SerializeToString,
             radixfleet_dot_v1_dot_fleet__pb2.ListWorkersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchFleet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/radixfleet.v1.Fleet/WatchFleet',
+            radixfleet_dot_v1_dot_fleet__pb2.WatchFleetRequest.SerializeToString,
+            radixfleet_dot_v1_dot_fleet__pb2.FleetUpdate.FromString,
             options,
             channel_credentials,
             insecure,

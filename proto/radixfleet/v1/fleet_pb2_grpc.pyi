@@ -50,6 +50,10 @@ class FleetStub:
     Explain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]
     """Dry run: where the prompt would go now, what each worker would cost, and why. Books nothing."""
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ListWorkersRequest, _fleet_pb2.ListWorkersResponse]
+    WatchFleet: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.FleetUpdate]
+    """ListWorkers as a stream: at once all workers, then, at most every half second, those that are different and those that
+    left. A reader that is behind gets all that it missed in one message. UNAVAILABLE when the router stops.
+    """
     Register: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RegisterRequest, _fleet_pb2.RegisterResponse]
     """Adds a worker by address; the router dials it and keeps dialling. Registering again is harmless."""
     Drain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _worker_pb2.DrainResponse]
@@ -80,6 +84,10 @@ class FleetAsyncStub(FleetStub):
     Explain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ExplainRequest, _fleet_pb2.ExplainResponse]  # type: ignore[assignment]
     """Dry run: where the prompt would go now, what each worker would cost, and why. Books nothing."""
     ListWorkers: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ListWorkersRequest, _fleet_pb2.ListWorkersResponse]  # type: ignore[assignment]
+    WatchFleet: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchFleetRequest, _fleet_pb2.FleetUpdate]  # type: ignore[assignment]
+    """ListWorkers as a stream: at once all workers, then, at most every half second, those that are different and those that
+    left. A reader that is behind gets all that it missed in one message. UNAVAILABLE when the router stops.
+    """
     Register: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RegisterRequest, _fleet_pb2.RegisterResponse]  # type: ignore[assignment]
     """Adds a worker by address; the router dials it and keeps dialling. Registering again is harmless."""
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
@@ -131,6 +139,16 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ListWorkersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ListWorkersResponse, _abc.Awaitable[_fleet_pb2.ListWorkersResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def WatchFleet(
+        self,
+        request: _fleet_pb2.WatchFleetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_fleet_pb2.FleetUpdate], _abc.AsyncIterator[_fleet_pb2.FleetUpdate]]:
+        """ListWorkers as a stream: at once all workers, then, at most every half second, those that are different and those that
+        left. A reader that is behind gets all that it missed in one message. UNAVAILABLE when the router stops.
+        """
 
     @_abc_1.abstractmethod
     def Register(

@@ -1,4 +1,4 @@
-"""`radixfleet workers drain` and `resume`, against a router that writes down what it is asked."""
+"""`radixfleet workers --watch`, `drain` and `resume`, against a router that writes down what it is asked."""
 
 import asyncio
 import json
@@ -8,12 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from radixfleet.channel import listen, make_server
-from radixfleet.errors import PermissionDenied, UnknownWorker
+from radixfleet.errors import PermissionDenied, Unavailable, UnknownWorker
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 
 
 def entry(worker_id: str, model: str, ineligible_reason: str) -> fleet_pb2.WorkerEntry:
-    listed = fleet_pb2.WorkerEntry(worker_id=worker_id, ineligible_reason=ineligible_reason)
+    listed = fleet_pb2.WorkerEntry(
+        worker_id=worker_id, address=f"{worker_id}:1", connected=True, ineligible_reason=ineligible_reason
+    )
+    listed.status = worker_pb2.WORKER_STATUS_SERVING
+    listed.info.incarnation = 1
     listed.info.model.model = model
     return listed
 
@@ -25,10 +29,17 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         self.key: str | None = None
         self.drained: list[tuple[str, float | None]] = []
         self.resumed: list[str] = []
+        self.updates: list[fleet_pb2.FleetUpdate] = []
         self.listed = [entry("w1", "a-model", "draining"), entry("w2", "a-model", "")]
 
     async def ListWorkers(self, request, context):
         return fleet_pb2.ListWorkersResponse(workers=self.listed)
+
+    async def WatchFleet(self, request, context):
+        yield fleet_pb2.FleetUpdate(snapshot=True, workers=self.listed)
+        for update in self.updates:
+            yield update
+        raise Unavailable("the router stops: watch another one")
 
     async def Drain(self, request, context):
         self._check(request.worker_id, context)
@@ -145,3 +156,48 @@ def test_a_grace_that_is_no_time_is_refused(radixfleet, fleet):
     for grace in ("nan", "-1", "inf"):
         assert radixfleet("workers", "drain", "w1", "--grace", grace, "--endpoint", fleet[1])[0] == 2
     assert fleet[0].drained == []
+
+
+def test_a_watched_fleet_is_a_table_and_then_a_line_for_each_change(radixfleet, fleet):
+    fake, address = fleet
+    fake.listed = [entry("w1", "a-model", "")]
+    lost, anew, busy = (entry("w1", "a-model", "") for _ in range(3))
+    lost.connected, lost.ineligible_reason = False, "no connection"
+    anew.info.incarnation = 2
+    busy.info.incarnation = 2
+    busy.load.running_requests = 3
+    fake.updates = [
+        fleet_pb2.FleetUpdate(workers=[lost]),
+        fleet_pb2.FleetUpdate(workers=[anew, entry("w2", "a-model", "loading")]),
+        fleet_pb2.FleetUpdate(workers=[busy]),
+        fleet_pb2.FleetUpdate(removed=["w2:1"]),
+    ]
+    code, out, err = radixfleet("workers", "--watch", "--endpoint", address)
+    assert (code, "the router stops" in err) == (3, True)
+    table, _, told = out.partition("\n\n")
+    assert "w1:1" in table
+    assert [line.split("  ", 1)[1] for line in told.splitlines()] == [
+        "w1: disconnected (no connection), was serving",
+        "w1: serving, was disconnected (no connection)",
+        "w1: its engine was started again, with an empty cache",
+        "w2: new, serving (loading)",
+        "w2: left the fleet",
+    ]
+
+
+def test_a_script_that_watches_gets_the_whole_list_in_a_line_each_time(radixfleet, fleet):
+    fake, address = fleet
+    fake.updates = [fleet_pb2.FleetUpdate(removed=["w2:1"])]
+    code, out, _ = radixfleet("workers", "--watch", "--json", "--endpoint", address)
+    assert code == 3
+    assert [[worker["worker_id"] for worker in json.loads(line)["workers"]] for line in out.splitlines()] == [
+        ["w1", "w2"],
+        ["w1"],
+    ]
+
+
+def test_watching_goes_with_the_list_alone(radixfleet, fleet):
+    fake, address = fleet
+    code, _, err = radixfleet("workers", "--watch", "drain", "w1", "--endpoint", address)
+    assert (code, fake.drained) == (2, [])
+    assert "radixfleet workers --watch" in err

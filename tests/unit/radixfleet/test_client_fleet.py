@@ -11,7 +11,7 @@ import pytest
 from radixfleet.accepted import ACCEPTED
 from radixfleet.channel import listen, make_server
 from radixfleet.client import Client
-from radixfleet.errors import InternalError, UnknownWorker
+from radixfleet.errors import InternalError, Unavailable, UnknownWorker
 from radixfleet.heard import event
 from radixfleet.types import FinishReason, WorkerStatus
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
@@ -68,6 +68,8 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
     def __init__(self, *, knows_streams: bool = True) -> None:
         self.requests: list[object] = []
         self.knows_streams = knows_streams
+        self.stops = True
+        """False: a watched fleet ends without a word."""
 
     async def Route(self, request, context):
         self.requests.append(request)
@@ -92,6 +94,16 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
 
     async def ListWorkers(self, request, context):
         return fleet_pb2.ListWorkersResponse(workers=[ENTRY, fleet_pb2.WorkerEntry(address="h:2")])
+
+    async def WatchFleet(self, request, context):
+        other = fleet_pb2.WorkerEntry(address="h:2")
+        yield fleet_pb2.FleetUpdate(snapshot=True, workers=[ENTRY, other])
+        other.connected = True
+        yield fleet_pb2.FleetUpdate(workers=[other, fleet_pb2.WorkerEntry(address="h:3")], fleet={"policy": "p"})
+        yield fleet_pb2.FleetUpdate(removed=["h:1"])
+        yield fleet_pb2.FleetUpdate(snapshot=True, workers=[ENTRY])
+        if self.stops:
+            raise Unavailable("the router stops: watch another one", retry_after_s=1.0)
 
     async def Register(self, request, context):
         self.requests.append(request)
@@ -175,6 +187,30 @@ async def test_workers_as_the_router_sees_them():
     assert info.status is WorkerStatus.DRAINING
     assert (info.model.eos_token_ids, info.capacity.kv_tokens, info.memory.bounded_by) == ((1, 2), 2**33, "x")
     assert (second.address, second.connected) == ("h:2", False)
+
+
+@pytest.mark.parametrize(("stops", "why"), [(True, "the router stops"), (False, "the router ended the stream")])
+async def test_a_watched_fleet_is_put_together_of_its_updates_and_ends_with_an_error(stops, why):
+    reports = []
+
+    async def watch(client):
+        async for report in client.watch_fleet():
+            reports.append(report)  # noqa: PERF401  an error ends it, and what came before is wanted
+
+    async with connected() as (client, fleet):
+        fleet.stops = stops
+        with pytest.raises(Unavailable, match=why):
+            await watch(client)
+        [first, _] = await client.list_workers()
+    seen = [{worker.address: worker.connected for worker in report.workers} for report in reports]
+    assert seen == [
+        {"h:1": True, "h:2": False},
+        {"h:1": True, "h:2": True, "h:3": False},
+        {"h:2": True, "h:3": False},
+        {"h:1": True},
+    ]
+    assert reports[1].fleet.policy == "p"
+    assert reports[3].workers == (first,)
 
 
 @pytest.mark.parametrize("knows_streams", [True, False])

@@ -1,0 +1,107 @@
+"""`Fleet.WatchFleet`: the fleet as it is, and then what is different in it.
+
+    registry --look, at most every LOOK_S while somebody watches--> told --since the watcher's last look--> watcher
+
+One look serves all watchers. It numbers itself, and each worker that is another than at the look before; a watcher is
+sent the workers whose numbers are above that of the look which it was sent last. So nothing queues for a watcher that
+reads slowly: the message on its way is all that waits, and the next one has all that it missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from radixfleet.clock import Clock
+from radixfleet.errors import Unavailable
+from radixfleet.v1 import fleet_pb2
+from router.api.report import Reporter, worker_entry
+from router.workers.registry import WorkerRegistry
+
+LOOK_S = 0.5
+HEARTBEAT_S = 5.0
+_AT_A_TIME = 16
+"""Workers; the entry of one takes about 0.1 ms, and requests must not wait for those of a thousand."""
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A worker, as of the look that found it so."""
+
+    entry: fleet_pb2.WorkerEntry
+    essence: bytes
+    """All of it but how long ago things were."""
+    look: int
+
+
+class FleetWatch:
+    """On the event loop only."""
+
+    def __init__(self, registry: WorkerRegistry, reporter: Reporter, clock: Clock) -> None:
+        self._registry = registry
+        self._reporter = reporter
+        self._clock = clock
+        self._told: dict[str, _Told] = {}
+        """By address, in the order in which they were added."""
+        self._look = 0
+        self._looked_at_s = float("-inf")
+        self._looking = asyncio.Lock()
+        self._closed = asyncio.Event()
+
+    async def updates(self) -> AsyncGenerator[fleet_pb2.FleetUpdate, None]:
+        """For one watcher, a snapshot first. Raises Unavailable when the router stops."""
+        await self._look_again()
+        look, known = self._look, set(self._told)
+        fleet, told_at_s = self._reporter.fleet_state(), self._clock.now()
+        yield fleet_pb2.FleetUpdate(snapshot=True, workers=[told.entry for told in self._told.values()], fleet=fleet)
+        while True:
+            await self._pause()
+            await self._look_again()
+            workers = [told.entry for told in self._told.values() if told.look > look]
+            removed = [address for address in known if address not in self._told]
+            look, known, was = self._look, set(self._told), fleet
+            fleet, now_s = self._reporter.fleet_state(), self._clock.now()
+            if workers or removed or _essence(fleet) != _essence(was) or now_s - told_at_s >= HEARTBEAT_S:
+                told_at_s = now_s
+                yield fleet_pb2.FleetUpdate(workers=workers, removed=removed, fleet=fleet)
+
+    def close(self) -> None:
+        """The router stops: nobody watches any longer."""
+        self._closed.set()
+
+    async def _pause(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await self._closed.wait()
+        if self._closed.is_set():
+            raise Unavailable("the router stops: watch another one", retry_after_s=_RETRY_AFTER_S)
+
+    async def _look_again(self) -> None:
+        """Unless somebody has just looked."""
+        async with self._looking:
+            # Watchers pause as long as this, and each shall find something new.
+            if self._clock.now() - self._looked_at_s < LOOK_S / 2:
+                return
+            look, found = self._look + 1, dict[str, _Told]()
+            for number, worker in enumerate(self._registry.workers, 1):
+                entry = worker_entry(worker)
+                essence, before = _essence(entry), self._told.get(worker.address)
+                is_same = before is not None and before.essence == essence
+                found[worker.address] = before if before is not None and is_same else _Told(entry, essence, look)
+                if number % _AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+            self._told, self._look, self._looked_at_s = found, look, self._clock.now()
+
+
+def _essence(message: fleet_pb2.WorkerEntry | fleet_pb2.FleetState) -> bytes:
+    """What of it is not merely time that has passed."""
+    essence = type(message)()
+    essence.CopyFrom(message)
+    for recent in essence.recent:
+        recent.ClearField("seconds")
+    if isinstance(essence, fleet_pb2.FleetState):
+        essence.ClearField("uptime_s")
+    return essence.SerializeToString()
