@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 
 from deploy.lab.capacity import requests_per_s
 from deploy.lab.comparison import Variant, compare
@@ -121,7 +121,12 @@ class Standing:
     ttft_s: float
     output_tokens_per_s: float
     hit_rate: float
-    seeds: int
+    ttft_s_by_seed: Mapping[int, float]
+
+    @property
+    def seeds(self) -> int:
+        """How many."""
+        return len(self.ttft_s_by_seed)
 
 
 def standings(cells: Iterable[Cell]) -> dict[tuple[str, int, float], dict[str, Standing]]:
@@ -142,7 +147,7 @@ def _standing(cells: Sequence[Cell]) -> Standing:
         median(cell.ttft_s for cell in cells),
         median(cell.output_tokens_per_s for cell in cells),
         median(cell.hit_rate for cell in cells),
-        len(cells),
+        {cell.spot.seed: cell.ttft_s for cell in cells},
     )
 
 
@@ -153,6 +158,13 @@ def ratios(standing: Mapping[str, Standing], name: str) -> tuple[float, float]:
     most_tokens = max(each.output_tokens_per_s for each in rated)
     ours = standing[name]
     return ours.ttft_s / best_ttft_s, ours.output_tokens_per_s / most_tokens
+
+
+def paired(ours: Standing, theirs: Standing) -> tuple[float, float]:
+    """Mean over the seeds of the ratio of TTFTs, and its standard error; infinite with one seed."""
+    by_seed = [ttft_s / theirs.ttft_s_by_seed[seed] for seed, ttft_s in ours.ttft_s_by_seed.items()]
+    error = stdev(by_seed) / len(by_seed) ** 0.5 if len(by_seed) > 1 else float("inf")
+    return fmean(by_seed), error
 
 
 def _staged(spot: Spot) -> tuple[Prepared, Experiment, float]:

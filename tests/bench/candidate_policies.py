@@ -204,6 +204,9 @@ def shape(
     by_holder: bool = False,
     mean_queue: bool = False,
     in_flight: float = 0,
+    backlog_weight: float = 3,
+    evenly: bool = True,
+    name: str = "",
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
 
@@ -211,6 +214,7 @@ def shape(
     and u / (main F) once the prefix has been in use for `moment_s`; `main` 0: u / crowd alone. `by_holder`: x = u / h /
     crowd, and without the minimum. `mean_queue`: Q' is the mean of the others, not what three of four have.
     `in_flight`, where it is not 0: Q counts i / (i + R') instead, with R' the mean of the requests in flight.
+    `backlog_weight`: of Q'. `evenly` False: without the minimum.
     """
 
     def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
@@ -223,7 +227,7 @@ def shape(
         used_for_s = max(request.used_for_s.get(slot, 0.0) for slot in holders)
         if main and not by_holder and used_for_s >= moment_s:
             counted = max(counted, share / main)
-        load = 1.0 if by_holder else share * len(candidates) / len(holders)
+        load = 1.0 if by_holder or not evenly else share * len(candidates) / len(holders)
         return min(1, load) * counted**steep / (counted**steep + 1)
 
     def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
@@ -238,7 +242,7 @@ def shape(
         return (
             uncached(request, worker) * (1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0))
             - BLOCK_TOKENS * (most - matched[worker.slot]) * paid_by_others(request, candidates, most, mean)
-            + queue * (in_flight / (in_flight + mean) if in_flight else tokens / (2 * tokens + 3 * usual))
+            + queue * (in_flight / (in_flight + mean) if in_flight else tokens / (2 * tokens + backlog_weight * usual))
             + batch * tokens * (more / (32 + mean)) ** power
         )
 
@@ -246,7 +250,7 @@ def shape(
     if main and not by_holder:
         users += f"|{main:g}F>{moment_s:g}s"
     falls = f",Q{in_flight:g}/({in_flight:g}+R)" if in_flight else ",mean" if mean_queue else ""
-    return Cheapest(f"R^{power}*{batch:g},{place:g}{users}{falls}", cost)
+    return Cheapest(name or f"R^{power}*{batch:g},{place:g}{users}{falls}", cost)
 
 
 class Dealt:
@@ -274,7 +278,20 @@ def _by_name(*policies: Policy) -> dict[str, Policy]:
     return {policy.name: policy for policy in policies}
 
 
+ABLATIONS: Mapping[str, Policy] = _by_name(
+    shape(place=0, name="no_fill"),
+    shape(batch=0, name="no_crowding"),
+    shape(crowd=1e9, main=0, name="no_copies"),
+    shape(main=0, name="no_main"),
+    shape(moment_s=0, name="no_moment"),
+    shape(evenly=False, name="no_evenly"),
+    shape(backlog_weight=0, name="no_backlog"),
+    shape(mean_queue=True, name="mean_backlog"),
+)
+"""The default with one part of its cost left out, or put more simply."""
+
 CANDIDATES: Mapping[str, Policy] = _by_name(
+    *ABLATIONS.values(),
     *(backlog(0.1), backlog(0.3), backlog(1.0), falling(1.0), product(), predicted_ttft(), AffinityGate(), TwoHashes()),
     *(relative(0.2, 1, 8), weighted(0.2, 1 / 32), weighted(0.2, 1 / 16), weighted(0.2, 1 / 8)),
     *(discounted("linear"), discounted("squares"), discounted("none")),
