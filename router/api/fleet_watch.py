@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 from radixfleet.clock import Clock
 from radixfleet.errors import Unavailable
@@ -25,6 +26,8 @@ HEARTBEAT_S = 5.0
 _AT_A_TIME = 16
 """Workers; the entry of one takes about 0.1 ms, and requests must not wait for those of a thousand."""
 _RETRY_AFTER_S = 1.0
+
+_Message = TypeVar("_Message", fleet_pb2.WorkerEntry, fleet_pb2.FleetState)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class FleetWatch:
             self._told, self._look, self._looked_at_s = found, look, self._clock.now()
 
 
-def _essence(message: fleet_pb2.WorkerEntry | fleet_pb2.FleetState) -> bytes:
+def _essence(message: _Message) -> bytes:
     """What of it is not merely time that has passed."""
     essence = type(message)()
     essence.CopyFrom(message)
