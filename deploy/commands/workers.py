@@ -105,8 +105,7 @@ def resume(worker_id: str, endpoint: Endpoint) -> None:
     \b
     radixfleet workers resume worker-0
     """
-    asyncio.run(_resume(endpoint, worker_id))
-    click.echo(f"{worker_id} serves again")
+    click.echo(f"{worker_id} {asyncio.run(_resume(endpoint, worker_id))}")
 
 
 def _unserved_without(worker_id: str, entries: Sequence[WorkerEntry]) -> list[str]:
@@ -172,6 +171,14 @@ async def _drain(endpoint: Endpoint, worker_id: str, grace_s: float | None, *, t
             draining.cancel()
 
 
-async def _resume(endpoint: Endpoint, worker_id: str) -> None:
+async def _resume(endpoint: Endpoint, worker_id: str) -> str:
+    """What became of it, which depends on what it was."""
     async with Client(endpoint) as client:
+        before = [entry for entry in await client.list_workers() if worker_id in (entry.worker_id, entry.address)]
         await client.resume(worker_id)
+    reason = before[0].ineligible_reason if before else "draining"
+    if reason == "draining":
+        return "serves again"
+    if not reason:
+        return "was not drained: it serves, as it did"
+    return f"is not drained, but gets no requests yet: {reason}"

@@ -41,8 +41,9 @@ from radixfleet.channel import open_channel
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
+from radixfleet.deadline import Deadline
 from radixfleet.endpoint import Endpoint, as_endpoint
-from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unavailable
+from radixfleet.errors import Cancelled, InternalError, RadixfleetError, Unavailable
 from radixfleet.retry import RetryPolicy
 from radixfleet.route_asker import NotSpoken, RouteAsker
 from radixfleet.status import error_from_rpc, stream_error
@@ -121,7 +122,7 @@ class Client:
         while True:
             begun = False
             try:
-                async with aclosing(self._try_generate(request, self._left_s(deadline))) as events:
+                async with aclosing(self._try_generate(request, deadline)) as events:
                     async for event in events:
                         begun = True
                         yield event
@@ -134,8 +135,9 @@ class Client:
                 return
 
     async def _try_generate(
-        self, request: inference_pb2.GenerateRequest, timeout_s: float | None
+        self, request: inference_pb2.GenerateRequest, deadline: Deadline
     ) -> AsyncGenerator[Event, None]:
+        timeout_s = deadline.for_try_s(self._clock)
         call = self._inference.Generate(request, timeout=timeout_s, metadata=tuple(headers().items()))
         held: list[Event] = []
         finished: Finished | None = None
@@ -153,7 +155,8 @@ class Client:
                         yield item
                     held.clear()
         except grpc.aio.AioRpcError as error:
-            raise stream_error(error, self._address, delivered_tokens) from error
+            told = stream_error(error, self._address, delivered_tokens)
+            raise deadline.named(told, delivered_tokens) from error
         except asyncio.CancelledError:
             self._check_closed()
             raise
@@ -273,14 +276,14 @@ class Client:
 
         Ends with an error alone: Unavailable when the router stops or is lost. Not tried again. Raises RadixfleetError.
         """
-        left_s = self._left_s(self._deadline(timeout_s))
-        call = self._fleet.WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=left_s)
+        deadline = self._deadline(timeout_s)
+        call = self._fleet.WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=deadline.for_try_s(self._clock))
         watched = WatchedFleet()
         try:
             async for update in call:
                 yield watched.take(update)
         except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from error
+            raise deadline.named(error_from_rpc(error)) from error
         except asyncio.CancelledError:
             self._check_closed()
             raise
@@ -340,11 +343,11 @@ class Client:
         deadline = self._deadline(timeout_s)
         retry = 0
         while True:
-            left_s = self._left_s(deadline)
+            left_s = deadline.for_try_s(self._clock)
             try:
                 return await attempt(left_s)
             except RadixfleetError as error:
-                await self._wait_for_retry(error, retry, deadline)
+                await self._wait_for_retry(deadline.named(error), retry, deadline)
             except asyncio.CancelledError:
                 self._check_closed()
                 raise
@@ -356,25 +359,15 @@ class Client:
         if self._closed and task is not None and not task.cancelling():
             raise Cancelled("the client was closed")
 
-    async def _wait_for_retry(self, error: RadixfleetError, retry: int, deadline: float | None) -> None:
+    async def _wait_for_retry(self, error: RadixfleetError, retry: int, deadline: Deadline) -> None:
         """Return when the next try is due; raise `error` when there is to be none."""
-        left_s = None if deadline is None else deadline - self._clock.now()
-        delay_s = self._retry.delay_s(error, retry, left_s, self._random)
+        delay_s = self._retry.delay_s(error, retry, deadline.left_s(self._clock), self._random)
         if delay_s is None:
             raise error
         await asyncio.sleep(delay_s)
 
-    def _deadline(self, timeout_s: float | None) -> float | None:
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        return None if timeout_s is None else self._clock.now() + timeout_s
-
-    def _left_s(self, deadline: float | None) -> float | None:
-        if deadline is None:
-            return None
-        left_s = deadline - self._clock.now()
-        if left_s <= 0:
-            raise DeadlineExceeded("the deadline passed before the request could be sent")
-        return left_s
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline.after(self._timeout_s if timeout_s is None else timeout_s, self._clock)
 
 
 async def _called(method: Callable[..., Any], request: Message, timeout_s: float | None) -> Any:

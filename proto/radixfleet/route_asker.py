@@ -101,7 +101,7 @@ class _Open:
                 return await answer
         except TimeoutError:
             self._leave(number, answer)
-            raise DeadlineExceeded("the deadline passed before the router answered") from None
+            raise DeadlineExceeded("the router did not answer") from None
         except asyncio.CancelledError:
             self._leave(number, answer)
             raise

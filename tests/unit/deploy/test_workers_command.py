@@ -100,6 +100,20 @@ def test_a_worker_is_drained_and_resumed(radixfleet, fleet):
     assert (code, fake.resumed, out) == (0, ["w1"], "w1 serves again\n")
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("", "w1 was not drained: it serves, as it did\n"),
+        ("loading", "w1 is not drained, but gets no requests yet: loading\n"),
+    ],
+)
+def test_resuming_a_worker_that_was_not_drained_says_so(radixfleet, fleet, reason, told):
+    fake, address = fleet
+    fake.listed = [entry("w1", "a-model", reason)]
+    code, out, _ = radixfleet("workers", "resume", "w1", "--endpoint", address)
+    assert (code, fake.resumed, out) == (0, ["w1"], told)
+
+
 @pytest.mark.usefixtures("_long")
 @pytest.mark.parametrize("others", [[], [entry("w2", "a-model", "loading"), entry("w3", "another", "")]])
 def test_who_drains_the_last_worker_of_a_model_is_told(radixfleet, fleet, others):
