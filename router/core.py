@@ -25,7 +25,7 @@ from router.config import RouterSettings
 from router.dispatch.chooser import Chooser
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.gate import Gate
-from router.dispatch.link_stream import Links
+from router.dispatch.links import Links
 from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
 from router.index import HotPrefixes, Sketch

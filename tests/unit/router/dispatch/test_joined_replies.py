@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from radixfleet.channel import open_channel
 from radixfleet.v1 import inference_pb2
+from router.dispatch.inbox import Inbox
 from router.dispatch.link import LinkFailure, Reply, broken, joined, reply_of
-from router.dispatch.link_stream import CREDIT, StreamLink, _Inbox
+from router.dispatch.link_stream import StreamLink
+from router.dispatch.open_link import CREDIT
 from tests.support.fake_worker import Script
 from tests.support.router_fixture import fake_worker
 from tests.support.router_parts import Parts, sendable
@@ -64,7 +66,7 @@ def streams(taken: list[Message]) -> dict[tuple[object, ...], list[object]]:
     return found
 
 
-async def drained(inbox: _Inbox, count: int) -> tuple[list[Message], int]:
+async def drained(inbox: Inbox, count: int) -> tuple[list[Message], int]:
     """Everything, and how many messages of the worker it was."""
     taken, counted = [], 0
     while counted < count:
@@ -78,7 +80,7 @@ async def drained(inbox: _Inbox, count: int) -> tuple[list[Message], int]:
 @given(st.lists(messages, max_size=12))
 def test_nothing_is_lost_moved_or_repeated(sent: list[Message]) -> None:
     async def run() -> tuple[list[Message], int]:
-        inbox = _Inbox()
+        inbox = Inbox()
         for message in sent:
             copy = Message()
             copy.CopyFrom(message)
@@ -104,7 +106,7 @@ def test_tokens_of_one_completion_are_joined_and_of_two_are_not() -> None:
 
 
 async def test_a_failure_comes_after_what_was_there_before_it() -> None:
-    inbox = _Inbox()
+    inbox = Inbox()
     for message in (delta(1), delta(2)):
         inbox.put(reply_of(message))
     inbox.put(broken("w0", "gone"))

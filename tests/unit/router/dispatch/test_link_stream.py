@@ -11,7 +11,8 @@ import pytest
 from radixfleet.channel import open_channel
 from radixfleet.types import Incarnation
 from router.dispatch.link import CallLink, LinkFailure, Reply
-from router.dispatch.link_stream import Links, StreamLink
+from router.dispatch.link_stream import StreamLink
+from router.dispatch.links import Links
 from router.dispatch.request import PreparedRequest
 from tests.support.cuttable_wire import CuttableWire
 from tests.support.fake_worker import FakeWorker, Script

@@ -10,7 +10,7 @@ import pytest
 from radixfleet.channel import open_channel
 from radixfleet.errors import Unavailable
 from router.dispatch.link import LinkFailure, WorkerLink
-from router.dispatch.link_stream import Links
+from router.dispatch.links import Links
 from tests.support.cuttable_wire import CuttableWire
 from tests.support.fake_worker import Script
 from tests.support.router_fixture import fake_worker
