@@ -21,6 +21,7 @@ from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2
 from router.api.fleet_watch import HEARTBEAT_S
 from router.app import running_router
 from router.metrics import DOOR_REFUSALS
+from router.workers.gathering import DIAL_S
 from tests.support.look_aside import ids_request, open_stream
 from tests.support.router_fixture import settings
 from tests.support.secured_fleet import KEY, TOKEN, WRONG, SecuredFleet, secured_fleet
@@ -221,6 +222,7 @@ async def test_a_stream_of_requests_ends_when_its_key_is_taken_back(tmp_path: Pa
         running_router(values, clock) as router,
         open_stream(router.address, authorization="Bearer rfk_bobs-own") as stream,
     ):
+        clock.advance(DIAL_S)  # the router waits for workers no longer
         await stream.ask(ids_request())
         assert status_pb2.Status.FromString((await stream.answer()).status).code == 14, "no worker, but let in"
         file.write_text(key_line("carol", "rfk_carols-own") + "\n")
