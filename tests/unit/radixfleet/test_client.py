@@ -33,6 +33,7 @@ from tests.support.fake_inference import (
     started,
     told,
 )
+from tests.support.ports import held_port
 
 FAST = RetryPolicy(retries=2, first_s=0.001, longest_s=0.002)
 WHOLE = (started(prompt_tokens=3, cached_tokens=2), delta(1, 2, text="ab"), delta(3, text="c"), finished("!"))
@@ -203,10 +204,9 @@ async def test_a_server_that_is_not_there_is_unavailable(unused_address):
 
 
 @pytest.fixture
-async def unused_address():
-    async with serving(FakeInference()) as address:
-        pass
-    return address
+def unused_address():
+    with held_port() as port:
+        yield f"127.0.0.1:{port}"
 
 
 async def test_break_ends_the_request_on_the_server():
