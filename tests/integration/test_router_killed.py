@@ -1,11 +1,11 @@
-"""What a client is told when the router dies under it, as kill -9 makes it."""
+"""A router dies as kill -9 makes it: what its client is told, and what its successor knows."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,19 +13,22 @@ import pytest
 from radixfleet.answers import Delta
 from radixfleet.client import Client
 from radixfleet.errors import Unavailable
-from tests.support.fake_worker import FakeWorker, Script
+from tests.support.fake_worker import Script
 from tests.support.router_fixture import NO_RETRY, fake_worker
 from tests.support.waiting import until
+from tests.support.worker_fixture import sim_worker
 
 START_S = 120.0
+GROUPS, BLOCKS = 6, 14
+"""Prompts with nothing in common, and routing blocks in each."""
 
 
 @asynccontextmanager
-async def router(folder: Path, worker: FakeWorker) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def router(folder: Path, *workers: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A process, and where it listens."""
     file = folder / "address"
     command = ["-m", "router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", "--log-level", "warning"]
-    command += ["--workers", worker.address, "--address-file", str(file)]
+    command += ["--workers", ",".join(workers), "--address-file", str(file)]
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
         await until(file.exists, "the router listens", timeout_s=START_S)
@@ -46,7 +49,7 @@ async def test_the_client_says_how_far_the_answer_got_and_what_to_do(tmp_path: P
     """Behaviour 53: an error in words, and never a quiet end."""
     worker = await fake_worker("w0", script=lambda _: Script(tokens=3, before_finish=asyncio.Event())).start()
     try:
-        async with router(tmp_path, worker) as (process, address), Client(address, timeout_s=START_S) as client:
+        async with router(tmp_path, worker.address) as (process, address), Client(address, timeout_s=START_S) as client:
             got: list[int] = []
             reading = asyncio.create_task(read(client, got))
             await until(lambda: len(got) == 3, "three tokens came", timeout_s=START_S)
@@ -62,3 +65,35 @@ async def test_the_client_says_how_far_the_answer_got_and_what_to_do(tmp_path: P
                 await late.complete("hello")
     finally:
         await worker.kill()
+
+
+async def known_blocks(client: Client) -> dict[str, int]:
+    """Of each worker, at the first moment at which the router sends requests to all of them."""
+    async with aclosing(client.watch_fleet(timeout_s=START_S)) as reports:
+        async for report in reports:
+            if not any(worker.ineligible_reason for worker in report.workers):
+                return {worker.worker_id: worker.sketch_blocks for worker in report.workers}
+    raise AssertionError("the router ended the stream")
+
+
+async def test_a_router_that_was_killed_and_starts_again_is_right_within_one_digest(tmp_path: Path) -> None:
+    """Behaviours 50 and 51: it has forgotten all, and sends each prompt to where it is cached, from the first on."""
+    prompts = [[(group * 17 + number) % 250 for number in range(64 * BLOCKS + 4)] for group in range(GROUPS)]
+    async with AsyncExitStack() as stack:
+        names = [f"w{number}" for number in range(3)]
+        workers = [await stack.enter_async_context(sim_worker(worker_id=name)) for name in names]
+        addresses = [worker.address for worker in workers]
+        async with router(tmp_path, *addresses) as (process, address), Client(address, timeout_s=START_S) as client:
+            homes = [(await client.complete(prompt, max_new_tokens=2)).started.worker_id for prompt in prompts]
+            assert len(set(homes)) > 1, "or any choice is right"
+            process.kill()
+        cached = {name: BLOCKS * homes.count(name) for name in names}
+        await until(lambda: [len(worker.feed._prefixes.digest()) // 8 for worker in workers] == list(cached.values()))
+        (tmp_path / "address").unlink()
+        async with router(tmp_path, *addresses) as (_, address), Client(address, timeout_s=START_S) as client:
+            assert await known_blocks(client) == cached
+            for prompt, home in zip(prompts, homes, strict=True):
+                started = (await client.complete(prompt, max_new_tokens=2)).started
+                assert started.route is not None
+                assert (started.worker_id, started.route.predicted_cached_tokens) == (home, 64 * BLOCKS)
+                assert started.cached_tokens == 64 * BLOCKS
