@@ -35,7 +35,8 @@ _NOTE = (
     "that held most of each prompt was thought to hold. Predicted: the same of the chosen worker. Hit: what it really "
     "had. What is not hit was lost to the index (predicted, and not there), to routing (another worker was cheaper), "
     "is gone (evicted, or not computed yet), or new. Predictions are off by what was predicted too much or too little "
-    "in each request, as a share of what was found. Every chart has names and numbers under the pointer."
+    "in each request, in whole blocks, as a share of what was found. Every chart has names and numbers under the "
+    "pointer."
 )
 
 _FIGURES: Mapping[str, Callable[[Summary], str]] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadtest.results import FloatArray, Outcome, RunResult
+from radixfleet.blocks import BLOCK_TOKENS
 
 PERCENTS = (50, 90, 99)
 
@@ -84,11 +85,14 @@ class Summary:
     reachable_rate: float
     """ceiling - reachable: evicted, or not computed yet. reachable - predicted: given up for a less loaded worker."""
     predicted_rate: float
-    """predicted - hit: the error of the router's index."""
+    """predicted - hit: lost to the router's index."""
+    prediction_error: float
+    """How far predicted and found cached tokens are apart in sum, as a share of what was found. Both in whole blocks:
+    what a worker has beyond its last whole block, no router predicts."""
+    request_prediction_error: float
+    """The same by the request: too much and too little do not make up for each other."""
     tells_routes: bool
     """Otherwise what was reachable and predicted is not known, and stands as 0."""
-    mispredicted_rate: float
-    """Sum of |predicted - found| over the requests: too much and too little do not make up for each other."""
     ttft_s: Percentiles
     queue_s: Percentiles
     """From arrival to the first step."""
@@ -113,16 +117,6 @@ class Summary:
         return max(self.work_shares) * len(self.work_shares) if self.work_shares else 0.0
 
     @property
-    def prediction_error(self) -> float:
-        """How far predicted and found cached tokens are apart in sum, as a share of what was found."""
-        return abs(self.predicted_rate - self.hit_rate) / self.hit_rate if self.hit_rate else self.predicted_rate
-
-    @property
-    def request_prediction_error(self) -> float:
-        """The same by the request: how far they are apart in each, as a share of what was found in all."""
-        return self.mispredicted_rate / self.hit_rate if self.hit_rate else self.mispredicted_rate
-
-    @property
     def split(self) -> Split:
         """Where the prompt tokens went."""
         predicted = max(self.hit_rate, self.predicted_rate)
@@ -145,6 +139,8 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
     good = sum(objective.is_met(outcome) for outcome in outcomes)
     duration_s = result.duration_s or 1.0
     prompt_tokens = sum(outcome.prompt_tokens for outcome in begun) or 1
+    missed = [outcome.predicted_tokens // BLOCK_TOKENS - outcome.cached_tokens // BLOCK_TOKENS for outcome in begun]
+    found = sum(outcome.cached_tokens // BLOCK_TOKENS for outcome in begun) or 1
     return Summary(
         policy=result.policy,
         requests=len(outcomes),
@@ -154,8 +150,9 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
         ceiling=sum(outcome.ceiling_tokens for outcome in begun) / prompt_tokens,
         reachable_rate=sum(outcome.reachable_tokens for outcome in begun) / prompt_tokens,
         predicted_rate=sum(outcome.predicted_tokens for outcome in begun) / prompt_tokens,
+        prediction_error=abs(sum(missed)) / found,
+        request_prediction_error=sum(map(abs, missed)) / found,
         tells_routes=any(outcome.tries for outcome in outcomes),
-        mispredicted_rate=sum(abs(each.predicted_tokens - each.cached_tokens) for each in begun) / prompt_tokens,
         ttft_s=Percentiles.of(_since_arrival(begun, "first_token_s")),
         queue_s=Percentiles.of(_since_arrival(begun, "started_s")),
         inter_token_s=Percentiles.of(result.gaps_s, result.gap_tokens),

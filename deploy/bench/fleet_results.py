@@ -18,12 +18,9 @@ from loadtest.report import html_report
 from loadtest.statistics import Summary
 from loadtest.svg import number
 from loadtest.workloads import Arrival, ceiling
-from radixfleet.blocks import BLOCK_TOKENS
 
 _BUSY, _LATE_S = 0.8, 0.1
 """Beyond these figures are doubtful."""
-_SHORT_BLOCKS = 10
-"""Prompts of fewer routing blocks say little of predictions, which are made in whole ones."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,12 +80,6 @@ def warnings(runs: Sequence[Run]) -> list[str]:
             )
         if driven.late_s > _LATE_S:
             found.append(f"{name}: 1 % of the requests were sent {1000 * driven.late_s:.0f} ms late or more")
-        mean_tokens = sum(arrival.prompt_tokens for arrival in run.arrivals) / len(run.arrivals)
-        if mean_tokens < _SHORT_BLOCKS * BLOCK_TOKENS:
-            found.append(
-                f"{name}: prompts of {mean_tokens:,.0f} tokens are short for routers, which predict in blocks of "
-                f"{BLOCK_TOKENS}: what is called off is mostly the rest of a block, and no error"
-            )
         if not run.tells_cached:
             found.append(f"{name} told of no cached tokens (usage.prompt_tokens_details): its hit rate is not known")
         errors = sorted({outcome.error for outcome in driven.result.outcomes if outcome.error})
@@ -133,7 +124,6 @@ def as_object(demand: Demand, runs: Sequence[Run], summaries: Sequence[Summary])
             | {
                 "rates": _rates(demand, run, summary),
                 "max_to_mean_work": summary.max_to_mean_work,
-                "prediction_error": summary.prediction_error,
                 "sent_late_s_p99": run.driven.late_s,
                 "client_busy_share": run.driven.busy_share,
                 "router": run.router and dataclasses.asdict(run.router),

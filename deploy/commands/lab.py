@@ -173,8 +173,6 @@ def _as_object(
             dataclasses.asdict(run.summary)
             | {
                 "max_to_mean_work": run.summary.max_to_mean_work,
-                "prediction_error": run.summary.prediction_error,
-                "request_prediction_error": run.summary.request_prediction_error,
                 "split": dataclasses.asdict(run.summary.split),
             }
             for run in runs

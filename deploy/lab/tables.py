@@ -11,8 +11,8 @@ from loadtest.svg import number
 
 _LEGEND = (
     "hit rate + what was lost to the index's error, to routing elsewhere, gone (evicted, or not computed yet) and new "
-    "(seen before by nobody) = 1. off: predicted against found, as a share of what was found, in sum and request by "
-    "request"
+    "(seen before by nobody) = 1. off: predicted against found, in blocks, as a share of what was found, in sum and "
+    "request by request"
 )
 
 

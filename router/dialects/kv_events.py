@@ -1,6 +1,6 @@
 """Follows an engine's KV events into `ForeignBlocks`, and knows when what it has is the whole truth.
 
-    subscribe from 0 --+-- a snapshot, or "cleared", or the publisher's first batch: complete from here
+    subscribe from 0 --+-- a snapshot, or "cleared", or the publisher's first batch, number 0: complete from here
                        +-- anything else: the engine lived before we listened, so what it told then is not known here
     a gap, OUT_OF_RANGE, an unknown parent  --> cleared, not complete, subscribe from 0
     a load record repeats the last number, and is no batch
@@ -87,7 +87,7 @@ class KvEvents:
             self._begin(batch.snapshot)
         elif self._cursor is not None and batch.sequence_number != self._cursor + 1:
             raise _Resync(f"batches {self._cursor + 1} to {batch.sequence_number - 1} are missing")
-        elif self._cursor is None and batch.sequence_number <= 1:
+        elif self._cursor is None and batch.sequence_number == 0:
             self._complete()
         self._cursor = batch.sequence_number
         for event in batch.events:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from deploy.bench.fleet import Demand, Target
-from deploy.bench.fleet_results import Run, as_object, facts, show, warnings
-from loadtest import tokens
+from deploy.bench.fleet_results import Run, as_object, facts, show
 from loadtest.driver import Driven
 from loadtest.statistics import Objective, summarize
 from loadtest.tokens import TokenSource
@@ -60,12 +57,3 @@ def test_the_tables_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     heads = next(line for line in out.splitlines() if line.startswith("a second")).split()
     assert "answered" in heads
     assert "requests" not in heads
-
-
-@pytest.mark.parametrize(("prompt_tokens", "are_short"), [(44, True), (640, False)])
-def test_predictions_for_short_prompts_are_no_measure_and_that_is_said(prompt_tokens: int, *, are_short: bool) -> None:
-    """Routers count whole blocks: of 44 tokens none can be predicted, and all that was cached would be an error."""
-    one = run(0.0, 1.0)
-    prompt = (tokens.Run(0, prompt_tokens),)
-    long = replace(one, arrivals=[replace(arrival, runs=prompt) for arrival in one.arrivals])
-    assert any("short for routers, which predict in blocks of 64" in line for line in warnings([long])) == are_short
