@@ -10,13 +10,12 @@ from the scheduler  see `worker.scheduling.scheduler.Counters`
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import msgspec
 
 from worker.core.step import StepResult
 
 
-@dataclass(slots=True)
-class LoopCounters:
+class LoopCounters(msgspec.Struct):
     """The loop's totals. Names are those in `Report.counters`."""
 
     steps: int = 0
@@ -27,7 +26,7 @@ class LoopCounters:
 
     def as_dict(self) -> dict[str, float]:
         """By name."""
-        return asdict(self)
+        return msgspec.structs.asdict(self)
 
 
 class StepTimes:

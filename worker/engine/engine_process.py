@@ -72,8 +72,8 @@ def run_loop(start: Start, ready: Ready, mailbox: SocketMailbox) -> None:
     loop = EngineLoop(scheduler, executor, mailbox, clock, overlap=start.config.overlap, pacing=Pacing())
     settle_in()
     while not loop.finished:
-        if not loop.turn():
-            wait_for_any(start.sockets, loop.wait_s)
+        loop.turn()
+        wait_for_any(start.sockets, loop.wait_s)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
     settle   commit the results that have come; tell the front all that this turn brought, in one message
 
 Overlapped and serial are the same acts. Overlapped, two steps may be in flight: step N+1 is planned and launched while
-N runs, and the device never waits for the scheduler. Serial, one. When a turn has done nothing, the caller waits for a
-message or a result, at most until the next report is due.
+N runs, and the device never waits for the scheduler. Serial, one. Between two turns the caller waits for a message or a
+result, at most for `wait_s`: until a step is to be planned, or the next report is due.
 
 The loop knows nothing of processes: messages, results and time come through what it is given.
 """
@@ -85,6 +85,8 @@ class EngineLoop:
         """When each step in flight was launched."""
         self._is_held_back = False
         """The next step waits until it is due."""
+        self._plan_at_s = math.inf
+        """When to try to plan again, if nothing happens before."""
         self._last_result_s = clock.now()
         self._stopping = False
         self._counters = LoopCounters()
@@ -107,13 +109,10 @@ class EngineLoop:
 
     @property
     def wait_s(self) -> float:
-        """How long an idle engine may wait before its next turn, for a report or a plan to be on time."""
+        """How long to wait for a message or a result before the next turn, for a report or a plan to be on time."""
         if self._checks is not None:
             return 0.0
-        now_s = self._clock.now()
-        plan_in_s = self._plan_due_s - now_s
-        wait_s = max(0.0, self._report_due_s - now_s)
-        return min(wait_s, plan_in_s) if plan_in_s > 0 else wait_s
+        return max(0.0, min(self._plan_at_s, self._report_due_s) - self._clock.now())
 
     @property
     def _report_due_s(self) -> float:
@@ -129,6 +128,8 @@ class EngineLoop:
             self._launch(plan)
         settled = self._settle()
         busy = heard or settled or plan is not None
+        if busy:
+            self._plan_at_s = self._plan_due_s
         self._changed |= busy
         self._unchecked |= busy
         self._check(busy=busy)
@@ -162,19 +163,20 @@ class EngineLoop:
 
     def _plan(self) -> StepPlan | None:
         """A step, if one more may be in flight, it is time for it, and there is one to make."""
-        if self._stopping or len(self._launched_s) >= self._max_in_flight:
-            return None
         if self._clock.now() < self._plan_due_s:
-            self._is_held_back = True
+            self._is_held_back = len(self._launched_s) < self._max_in_flight
             return None
         plan = self._scheduler.plan()
         self._is_held_back &= plan is not None
+        self._plan_at_s = math.inf
         return plan
 
     @property
     def _plan_due_s(self) -> float:
-        """When to plan a step beside the one in flight."""
-        return self._pacing.due_s if self._pacing is not None and len(self._launched_s) == 1 else -math.inf
+        """When to plan the next step; never, before something has happened, when no more may be in flight."""
+        if self._stopping or len(self._launched_s) >= self._max_in_flight:
+            return math.inf
+        return self._pacing.due_s if self._pacing is not None and self._launched_s else -math.inf
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the executor."""

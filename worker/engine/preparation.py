@@ -7,7 +7,6 @@ import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -36,10 +35,11 @@ class Preparation:
         self._thread.submit(self._work, order)
 
     def take(self) -> list[Compiled]:
-        """The answers since the last call."""
+        """The answers since the last call. Asked after each step, when as a rule there are none."""
+        if not self._answers:
+            return []
         with self._lock:
-            with suppress(BlockingIOError):
-                os.read(self._wakeup, select.PIPE_BUF)
+            os.read(self._wakeup, select.PIPE_BUF)
             answers, self._answers = self._answers, []
         return answers
 
@@ -54,9 +54,9 @@ class Preparation:
             log.exception("a grammar could not be compiled", kind=order.grammar.kind)
             refusal = "it could not be compiled"
         with self._lock:
-            if not self._answers:
-                os.write(self._waker, b"\0")
             self._answers.append(Compiled(order.ticket, refusal))
+            if len(self._answers) == 1:
+                os.write(self._waker, b"\0")
 
     def __enter__(self) -> Self:
         """Leaving the block drops what has not begun, and waits for the one that has."""

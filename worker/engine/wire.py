@@ -95,7 +95,7 @@ class FrameSocket:
             self._inbound += data
             if len(data) < _READ_BYTES:
                 break
-        frames = self._take_frames()
+        frames = self._take_frames() if self._inbound else []
         if self._ended and not frames:
             raise PeerClosed("the process at the other end is gone")
         return frames

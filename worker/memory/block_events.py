@@ -60,6 +60,8 @@ class BlockEvents:
 
     def drain(self) -> tuple[HashArray, HashArray]:
         """(evicted, added) since the last drain: uint64, each sorted ascending, without a hash in common."""
+        if not self._added and not self._evicted:
+            return _NO_HASHES, _NO_HASHES
         added, evicted = (np.concatenate([_NO_HASHES, *pile]) for pile in (self._added, self._evicted))
         self._added.clear()
         self._evicted.clear()

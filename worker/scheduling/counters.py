@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import msgspec
 
 
-@dataclass(slots=True)
-class Counters:
+class Counters(msgspec.Struct):
     """Written by the scheduler alone; every number only grows."""
 
     admitted_requests: int = 0
@@ -57,4 +56,4 @@ class Counters:
 
     def as_dict(self) -> dict[str, float]:
         """A copy, by name."""
-        return asdict(self)
+        return msgspec.structs.asdict(self)
