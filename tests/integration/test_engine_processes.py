@@ -361,6 +361,37 @@ async def test_a_process_that_dies_while_it_loads_is_an_error_and_not_a_loop() -
     await engine.stop()
 
 
+async def test_a_first_load_that_hangs_is_tried_again_and_given_up_in_the_end() -> None:
+    """It waits and does nothing, as one whose disk does not answer."""
+    runner = msgspec.structs.replace(RUNNER, load_s=100_000.0)
+    engine = ProcessEngine(msgspec.structs.replace(CONFIG, runner=runner, load_still_s=1.0, max_restarts=1))
+    history = History(engine)
+    await engine.start()
+    pids = engine.child_pids
+    async with asyncio.timeout(100):
+        with pytest.raises(EngineLoadError, match="the load hung: it neither computed nor read anything for 1 s"):
+            await engine.ready()
+    failed, loading = WorkerStatus.FAILED, WorkerStatus.LOADING
+    assert history.statuses == [failed, loading, failed, failed]
+    assert [change.final for change in history.changes] == [False, False, False, True]
+    await engine.stop()
+    assert not [pid for pid in pids if alive(pid)]
+
+
+async def test_a_load_that_hangs_when_the_engine_is_started_again_is_tried_again() -> None:
+    """Behaviour 60: one whose processes are stopped while it loads is LOADING for ever, if nobody looks."""
+    async with serving(msgspec.structs.replace(CONFIG, load_still_s=3.0)) as engine:
+        history = History(engine)
+        os.kill(engine.child_pids[1], signal.SIGKILL)
+        await history.until(lambda change: change.status is WorkerStatus.LOADING)
+        stopped = engine.child_pids[1]
+        os.kill(stopped, signal.SIGSTOP)
+        hung = await history.until(lambda change: "hung" in change.message)
+        assert (hung.status, hung.final) == (WorkerStatus.FAILED, False)
+        await history.until(lambda change: change.status is WorkerStatus.SERVING)
+        assert not alive(stopped)
+
+
 async def test_stopping_while_it_loads_takes_no_longer_than_it_must() -> None:
     runner = msgspec.structs.replace(RUNNER, load_s=60.0)
     engine = ProcessEngine(msgspec.structs.replace(CONFIG, runner=runner))

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Self, cast
+from typing import IO, NamedTuple, Self, cast
 
 import msgspec
 import psutil
@@ -21,6 +21,14 @@ from worker.engine.wire import FrameSocket
 
 _EXIT_S = 1.0
 """How long a process whose peer is gone may take to end before it is killed."""
+
+
+class Work(NamedTuple):
+    """What processes have done so far, by the system's account."""
+
+    cpu_s: float
+    read_bytes: int
+    """From files of any kind, and from the disk."""
 
 
 class Children:
@@ -59,12 +67,24 @@ class Children:
         except psutil.Error:  # it has ended, which its socket tells
             return False
 
+    def work(self) -> Work:
+        """Of both, and of what they started: compilers, say."""
+        cpu_s, read_bytes = 0.0, 0
+        for pid in (self.engine.pid, self.runner.pid):
+            with suppress(psutil.Error):  # it has ended, which its socket tells
+                root = psutil.Process(pid)
+                for process in (root, *root.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        cpu_s += sum(process.cpu_times()[:4])  # user, system, and those of its children that ended
+                        read_bytes += _read_bytes(process)
+        return Work(cpu_s, read_bytes)
+
     async def end(self) -> str:
         """Once one is gone: reap both, killing what does not end by itself. Returns which ended first, and how."""
-        await asyncio.to_thread(_wait_or_kill, self.engine)
-        await asyncio.to_thread(_wait_or_kill, self.runner)
+        was_slow = not await asyncio.to_thread(_ended_by_itself, self.engine)
+        was_first = await asyncio.to_thread(_ended_by_itself, self.runner)
         self.socket.close()
-        if self.engine.returncode == EXIT_RUNNER_GONE:
+        if self.engine.returncode == EXIT_RUNNER_GONE or (was_slow and was_first):
             return f"the runner {_ending(self.runner)}"
         return f"the engine {_ending(self.engine)}"
 
@@ -93,12 +113,23 @@ def _spawn(
     return process
 
 
-def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
+def _read_bytes(process: psutil.Process) -> int:
+    """0 where the system does not tell (macOS)."""
+    if not hasattr(process, "io_counters"):
+        return 0
+    told = process.io_counters()
+    return int(told.read_chars + told.read_bytes)  # pages that are mapped count on the disk alone
+
+
+def _ended_by_itself(process: subprocess.Popen[bytes]) -> bool:
+    """Reap it; False: it had to be killed."""
     try:
         process.wait(_EXIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+        return False
+    return True
 
 
 def _ending(process: subprocess.Popen[bytes]) -> str:

@@ -8,6 +8,7 @@ stopped    the runner process has been stopped (SIGSTOP) for `silent_s`: likewis
 stuck      it has work but ends no step, or says nothing, for `stuck_s`: FAILED until it moves again;
            for `restart_stuck_s`: killed, then as after a crash
 no load    the first load fails: EngineLoadError with the runner's advice, FAILED for good, nothing is restarted
+hung load  its processes neither compute nor read for `load_still_s`: FAILED, killed, then as after a crash
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from worker.core.messages import FrontMessage, Stop
 from worker.engine.children import Children
 from worker.engine.config import EngineConfig
 from worker.engine.conversation import Conversation
-from worker.engine.watchdog import Watchdog
+from worker.engine.watchdog import LoadWatch, Watchdog
 from worker.engine.wire import PeerClosed
 
 log = structlog.get_logger(__name__)
@@ -88,14 +89,17 @@ class ProcessEngine(Conversation):
         while True:
             began_s = time.monotonic()
             stuck = await self._watch()
-            num_restarts = 1 if time.monotonic() - began_s >= _LASTING_S else num_restarts + 1
+            has_lasted = self._status is not WorkerStatus.LOADING and time.monotonic() - began_s >= _LASTING_S
+            num_restarts = 1 if has_lasted else num_restarts + 1
             gives_up = num_restarts > self._config.max_restarts
             if self._ready is not None:
-                self._lose_engine("the engine was stuck" if stuck else "the engine died", is_final=gives_up)
-            ending = await self._bury(children, kill=stuck)
-            why = "the engine was stuck" if stuck else self._load_error or ending
-            if self._ready is None:
-                self._fail_loading(self._load_error or f"{ending} while it loaded")
+                self._lose_engine(stuck or "the engine died", is_final=gives_up)
+            elif stuck:  # before its end, which a process that waits for a disk may keep us waiting for
+                self._enter(WorkerStatus.FAILED, stuck)
+            ending = await self._bury(children, kill=bool(stuck))
+            why = stuck or self._load_error or ending
+            if self._ready is None and (gives_up or not stuck):
+                self._fail_loading(stuck or self._load_error or f"{ending} while it loaded")
                 return
             log.error("lost the engine", why=why, restart=num_restarts)
             if gives_up:
@@ -109,21 +113,25 @@ class ProcessEngine(Conversation):
                 self._enter(WorkerStatus.FAILED, f"cannot start the engine again: {error}", final=True)
                 return
 
-    async def _watch(self) -> bool:
-        """Until the engine is gone (False) or has been stuck for too long (True); keeps the status true meanwhile."""
-        tick_s = min(_TICK_S, self._config.stuck_s / 4, self._config.silent_s / 4)
-        watchdog = Watchdog(tick_s)
+    async def _watch(self) -> str:
+        """Until the engine is gone, or why it has to be killed; keeps the status true meanwhile."""
+        tick_s = min(_TICK_S, self._config.stuck_s / 4, self._config.silent_s / 4, self._config.load_still_s / 4)
+        watchdog, load_watch = Watchdog(tick_s), LoadWatch(tick_s)
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(tick_s):
                     await self._engine_gone.wait()
-                return False
+                return ""
+            assert self._children is not None, "they are there while they are watched"
             if self._status is WorkerStatus.LOADING:
+                load_watch.tick(*await asyncio.to_thread(self._children.work))
+                if load_watch.still_s >= self._config.load_still_s:
+                    return f"the load hung: it neither computed nor read anything for {load_watch.still_s:.0f} s"
                 continue
-            is_stopped = self._children is not None and self._children.is_runner_stopped
+            is_stopped = self._children.is_runner_stopped
             watchdog.tick(self._last_report, is_runner_stopped=is_stopped)
             if watchdog.still_s >= self._config.restart_stuck_s:
-                return True
+                return "the engine was stuck"
             trouble = self._trouble(watchdog)
             if trouble and self._status is WorkerStatus.SERVING:
                 self._enter(WorkerStatus.FAILED, trouble)

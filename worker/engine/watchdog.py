@@ -1,8 +1,12 @@
-"""Tells an engine that is stuck from one that is idle or slow, by its reports. Pure: the caller keeps the time."""
+"""Tells an engine that is stuck from one that is idle or slow, by its reports, and a load that hangs from one that is
+slow, by the work of its processes. Pure: the caller keeps the time.
+"""
 
 from __future__ import annotations
 
 from worker.core.messages import Report
+
+_IDLE_SHARE = 0.05
 
 
 class Watchdog:
@@ -42,3 +46,26 @@ class Watchdog:
         load = report.load
         has_work = report.step_age_s > 0 or load.running_requests > 0 or load.waiting_requests > 0
         return not has_work or report.counters["steps"] > steps
+
+
+class LoadWatch:
+    """Counts the time in which a load does nothing, one tick at a time.
+
+    Loading takes seconds or an hour, as the model and its disk are, so no limit to its time fits; but all that it does
+    takes processor time or reads. A process that only waits takes some processor time too, to look around: less than a
+    twentieth of the time does not count.
+    """
+
+    def __init__(self, tick_s: float) -> None:
+        self._tick_s = tick_s
+        self._cpu_s = 0.0
+        self._read_bytes = 0
+        self.still_s = 0.0
+        """How long it has done nothing."""
+
+    def tick(self, cpu_s: float, read_bytes: int) -> None:
+        """`tick_s` have passed; its processes have taken `cpu_s` of processor time and read so much, in all."""
+        self.still_s += self._tick_s
+        if cpu_s - self._cpu_s >= _IDLE_SHARE * self.still_s or read_bytes > self._read_bytes:
+            self.still_s = 0.0
+            self._cpu_s, self._read_bytes = cpu_s, read_bytes

@@ -12,6 +12,7 @@ from radixfleet.types import WorkerStatus
 from tests.support.engine_fakes import ready, submit
 from worker.core import codec
 from worker.engine import process
+from worker.engine.children import Work
 from worker.engine.config import EngineConfig
 from worker.engine.handle import Notice, StateChange
 from worker.engine.process import ProcessEngine
@@ -31,6 +32,9 @@ class Undead:
         self._engine.send(codec.encode(ready()))
         self.killed = asyncio.Event()
         self.may_die = asyncio.Event()
+
+    def work(self) -> Work:
+        return Work(0.0, 0)
 
     async def kill(self) -> str:
         self.killed.set()

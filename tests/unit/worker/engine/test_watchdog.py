@@ -7,7 +7,7 @@ import pytest
 
 from radixfleet.types import Load
 from worker.core.messages import Report
-from worker.engine.watchdog import Watchdog
+from worker.engine.watchdog import LoadWatch, Watchdog
 
 NONE = np.empty(0, dtype=np.uint64)
 
@@ -83,3 +83,24 @@ def test_a_stopped_runner_is_counted_whatever_the_engine_says_and_a_slow_one_is_
     assert (watchdog.stopped_s, watchdog.still_s) == (0.0, 0.0)
     watchdog.tick(report(5, running=1, step_age_s=30.0))
     assert watchdog.stopped_s == 0.0
+
+
+def load_still_s_after(*work: tuple[float, int]) -> float:
+    watch = LoadWatch(tick_s=2.0)
+    for cpu_s, read_bytes in work:
+        watch.tick(cpu_s, read_bytes)
+    return watch.still_s
+
+
+def test_a_load_that_computes_or_reads_goes_on_however_long_it_takes() -> None:
+    assert load_still_s_after(*((seconds * 2.0, 0) for seconds in range(1, 1000))) == 0
+    assert load_still_s_after(*((0.0, megabytes) for megabytes in range(1, 1000))) == 0, "a slow disk"
+
+
+def test_a_load_that_does_nothing_is_counted_from_its_last_work_on() -> None:
+    assert load_still_s_after((3.0, 10), (3.0, 10), (3.0, 10)) == 4.0
+    assert load_still_s_after((3.0, 10), (3.0, 10), (3.0, 11)) == 0.0
+
+
+def test_a_process_that_only_looks_around_does_nothing() -> None:
+    assert load_still_s_after((3.0, 10), *((3.0 + 0.02 * tick, 10) for tick in range(1, 51))) == 100.0
