@@ -15,8 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from radixfleet.text import Tokenizer
-from radixfleet.types import ChatMessage, ChatPrompt
+from tests.support.demo_reference import LENGTHS, NUM_TOKENS, demo_prompts, demo_reference
 from tests.support.engine_generation import (
     Generation,
     LoadedRunner,
@@ -31,29 +30,14 @@ from worker.core.messages import Ready
 from worker.engine.config import EngineConfig
 from worker.engine.process import ProcessEngine
 from worker.model.sources import resolve_model
-from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.runner.torch_runner import TorchRunner
 
-NUM_TOKENS = 64
-FEWER_TOKENS = 24
+FEWER_TOKENS = 16
 """Where one setting of the same model has had them all."""
 MAX_TIES = 2
 """Of 22 prompts with 64 tokens each."""
 WHOLE = 1024
-LENGTHS = (1, 2, 3, 5, 8, 13, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 90, 127, 128, 129, 200, 301)
-
-TEXT = """The history of the lighthouse begins with fires lit on hilltops to guide mariners into port. Raising the fire
-would improve its visibility, so placing it on a platform became a practice that led to the development of the
-lighthouse. In antiquity, the lighthouse functioned more as an entrance marker to ports than as a warning signal for
-reefs and promontories, unlike many modern lighthouses. The most famous lighthouse structure from antiquity was the
-Pharos of Alexandria, which collapsed following a series of earthquakes between 956 and 1323. The intact Tower of
-Hercules at A Coruña gives insight into ancient lighthouse construction; other evidence about lighthouses exists in
-depictions on coins and mosaics, of which many represent the lighthouse at Ostia. Coins from Alexandria and Laodicea
-also exist. Modern construction began in the early eighteenth century, as transatlantic trade encouraged the building of
-1,234 new towers. Advances in structural engineering and lighting equipment allowed for larger and more powerful ones,
-including ones exposed to the sea. The function of lighthouses was gradually changed from indicating ports to the
-providing of a visible warning against shipping hazards, such as rocks or reefs."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +49,8 @@ class Setting:
     overlap: bool
     together: bool = True
     num_tokens: int = NUM_TOKENS
-    warm: bool = True
-    """Compute everything twice: the second time the prompts are cached."""
+    warm_tokens: int = FEWER_TOKENS
+    """When not 0, everything is computed once more, this far: the prompts are cached then."""
 
     def __str__(self) -> str:
         chunk = "whole" if self.chunk == WHOLE else f"chunk{self.chunk}"
@@ -118,11 +102,12 @@ async def check_setting(
 ) -> None:
     run = generate_together if setting.together else generate_alone
     async with inline_engine(runners.get(setting.chunk, setting.page_size), overlap=setting.overlap) as engine:
-        rounds = [await run(engine, prompts, setting.num_tokens) for _ in range(2 if setting.warm else 1)]
-    for generations in rounds:
-        assert reference.differences([generation.token_ids for generation in generations]) <= MAX_TIES
-    if setting.warm:
-        check_cached(*rounds, prompts, setting.page_size)
+        cold = await run(engine, prompts, setting.num_tokens)
+        warm = await run(engine, prompts, setting.warm_tokens) if setting.warm_tokens else []
+    assert reference.differences([generation.token_ids for generation in cold]) <= MAX_TIES
+    if warm:
+        assert reference.differences([generation.token_ids for generation in warm]) <= MAX_TIES
+        check_cached(cold, warm, prompts, setting.page_size)
 
 
 # --- tiny random models ---
@@ -176,21 +161,13 @@ def demo_path() -> Path:
 
 
 @pytest.fixture(scope="module")
-def demo_prompts(demo_path: Path) -> list[list[int]]:
-    """Text from different places, and chats: no two begin alike, but for the chat template's system prompt."""
-    tokenizer = Tokenizer(load_tokenizer_spec(demo_path))
-    text = tokenizer.encode(TEXT).tolist()
-    chats = [
-        tokenizer.encode_chat(ChatPrompt((ChatMessage("user", question),))).tolist()
-        for question in ("Why is the sky blue?", "Add 1234 and 4321.", "Write a haiku about the sea.")
-    ]
-    slices = [text[start : start + length] for start, length in zip(range(0, 220, 10), LENGTHS, strict=True)]
-    return [*slices[: len(LENGTHS) - len(chats)], *chats]
+def prompts(demo_path: Path) -> list[list[int]]:
+    return demo_prompts(demo_path)
 
 
 @pytest.fixture(scope="module")
-def demo_reference(demo_path: Path, demo_prompts: list[list[int]]) -> ReferenceTokens:
-    return greedy_tokens(load_llama_gguf(demo_path), demo_prompts, NUM_TOKENS)
+def reference(prompts: list[list[int]]) -> ReferenceTokens:
+    return demo_reference(prompts)
 
 
 @pytest.fixture(scope="module")
@@ -202,30 +179,55 @@ def demo_runners(demo_path: Path) -> Iterator[Runners]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_transformers_still_says_what_the_reference_holds(
+    demo_path: Path, prompts: list[list[int]], reference: ReferenceTokens
+) -> None:
+    """A few prompts of it, and fewer tokens."""
+    few = slice(None, None, 6)
+    now = greedy_tokens(load_llama_gguf(demo_path), prompts[few], 6)
+    assert len(now.token_ids) == 4
+    assert reference.of(few).differences(now.token_ids) == 0
+    for row, kept in zip(now.gaps, reference.of(few).gaps, strict=True):
+        assert row == pytest.approx(kept[:6], abs=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "setting",
     [
         Setting(WHOLE, 16, overlap=True),
-        Setting(16, 1, overlap=True, num_tokens=FEWER_TOKENS),
-        Setting(64, 1, overlap=False, num_tokens=FEWER_TOKENS),
-        Setting(64, 16, overlap=True, together=False, num_tokens=FEWER_TOKENS, warm=False),
+        Setting(16, 1, overlap=True, num_tokens=FEWER_TOKENS, warm_tokens=4),
+        Setting(64, 1, overlap=False, num_tokens=FEWER_TOKENS, warm_tokens=4),
     ],
     ids=str,
 )
 async def test_the_demonstration_model(
-    demo_runners: Runners, demo_prompts: list[list[int]], demo_reference: ReferenceTokens, setting: Setting
+    demo_runners: Runners, prompts: list[list[int]], reference: ReferenceTokens, setting: Setting
 ) -> None:
-    assert len(demo_prompts) >= 20
-    await check_setting(demo_runners, setting, demo_prompts, demo_reference)
+    assert len(prompts) >= 20
+    await check_setting(demo_runners, setting, prompts, reference)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_the_demonstration_model_alone(
+    demo_runners: Runners, prompts: list[list[int]], reference: ReferenceTokens
+) -> None:
+    """Batches of one; each token reads all weights, so here are the shortest and longest prompts, and some between."""
+    some = slice(None, None, 3)
+    assert len(prompts[some]) == 8
+    setting = Setting(64, 16, overlap=True, together=False, num_tokens=FEWER_TOKENS, warm_tokens=0)
+    await check_setting(demo_runners, setting, prompts[some], reference.of(some))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_the_demonstration_model_in_processes_of_its_own(
-    demo_path: Path, demo_prompts: list[list[int]], demo_reference: ReferenceTokens
+    demo_path: Path, prompts: list[list[int]], reference: ReferenceTokens
 ) -> None:
     """Overlap with a runner that computes while the next step is planned."""
     config = EngineConfig(runner=runner_config(demo_path), overlap=True, log_level="warning")
     async with started(ProcessEngine(config)) as engine:
-        generations = await generate_together(engine, demo_prompts, FEWER_TOKENS)
-    assert demo_reference.differences([generation.token_ids for generation in generations]) <= MAX_TIES
+        generations = await generate_together(engine, prompts, FEWER_TOKENS)
+    assert reference.differences([generation.token_ids for generation in generations]) <= MAX_TIES

@@ -23,6 +23,10 @@ class ReferenceTokens:
     gaps: list[list[float]]
     """Best minus second-best logit at each token."""
 
+    def of(self, some: slice) -> ReferenceTokens:
+        """Of these prompts alone."""
+        return ReferenceTokens(self.token_ids[some], self.gaps[some])
+
     def differences(self, token_ids: Sequence[Sequence[int]]) -> int:
         """Number of continuations that part from the reference at a tie; a parting anywhere else is a failure.
 
