@@ -7,7 +7,9 @@ import json
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from deploy.commands.bench import bench
 from tests.support.router_fixture import running_fleet
 
 SHORT = ("--lengths", "0.05", "--requests", "64", "--rate", "200")
@@ -78,15 +80,10 @@ async def test_what_the_model_cannot_take_is_refused_with_a_way_out():
         assert "there are shared-prefix" in err
 
 
-async def test_policies_are_checked_before_anything_starts():
-    code, _, err = await bench_fleet("--simulate", "2", "--policy", "best")
-    assert code == 2
-    assert "no policy is called 'best'" in err
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (("--simulate", "2", "--policy", "best"), "no policy is called 'best'"),
         (("--policy", "sglang"), "--policy does nothing here: it needs --simulate"),
         (("--simulate", "2", "--endpoint", "127.0.0.1:1"), "--endpoint does nothing here"),
         (("--simulate", "2", "--http", "http://h:1"), "--http does nothing here"),
@@ -100,10 +97,10 @@ async def test_policies_are_checked_before_anything_starts():
         (("--report", "/nowhere/report.html"), "cannot write to the folder /nowhere"),
     ],
 )
-async def test_mistakes_are_told_before_anything_is_sent(arguments, complaint):
-    code, _, err = await bench_fleet(*arguments)
-    assert code == 2
-    assert complaint in err
+def test_mistakes_are_told_before_anything_is_sent_or_started(arguments, complaint):
+    outcome = CliRunner().invoke(bench, ["fleet", *arguments])
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert complaint in outcome.stderr
 
 
 @pytest.mark.slow
