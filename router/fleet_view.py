@@ -7,6 +7,7 @@ kept with it, so a choice sums nothing. Sums are exact: the figures are whole nu
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, overload
@@ -41,6 +42,7 @@ class Columns:
         self._most_fill: float | None = None
         self._most_place: float | None = None
         self._crowding: FloatArray | None = None
+        self._queues: list[float] | None = None
 
     def __len__(self) -> int:
         return self.count
@@ -74,6 +76,13 @@ class Columns:
             self._crowding = more * more * more
         return self._crowding
 
+    @property
+    def queues(self) -> list[float]:
+        """`queue`, the shortest first."""
+        if self._queues is None:
+            self._queues = sorted(self.queue.tolist())
+        return self._queues
+
     def fill_up_to(self, most: float) -> FloatArray:
         """`fill`, and `most` where it is more."""
         if self._most_fill is None:
@@ -95,6 +104,9 @@ class Columns:
         self.in_flight += new.requests_in_flight - old.requests_in_flight
         self.filled += new.cache_fill - old.cache_fill
         row = _row(new)
+        if self._queues is not None:
+            del self._queues[bisect_left(self._queues, old.outstanding_prompt_tokens)]
+            insort(self._queues, row[0])
         least = self._least_requests
         self._least_requests = _least(least, old.requests_in_flight, row[1])
         self._least_room = _least(self._least_room, float(self.room[position]), row[4])

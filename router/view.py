@@ -1,4 +1,4 @@
-"""What a policy sees: frozen snapshots of the workers and of one request, and the ranking that it answers with.
+"""What a policy sees: snapshots of the workers and of one request, and the ranking that it answers with.
 
 A `WorkerView` is made anew when something about the worker changes (a report, a booking, the end of a request) and is
 then read by every choice, so what a choice needs again and again is worked out once, when the view is made. What
@@ -39,9 +39,12 @@ IneligibleReason: TypeAlias = Literal["", "disconnected", "loading", "draining",
 """Why a worker gets no request; empty when it may."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerView:
-    """One worker at one moment: what it last reported, plus what the router has booked there since."""
+    """One worker at one moment: what it last reported, plus what the router has booked there since.
+
+    Never written once it is made; freezing it would cost each choice 4 us.
+    """
 
     slot: int
     """The worker's number in the sketch."""
@@ -82,12 +85,12 @@ class WorkerView:
         free = self.kv_tokens - self.kv_protected_tokens if self.kv_tokens else 1 << 62
         requests = self.running_requests + self.waiting_requests
         short = requests + 1 - self.max_running_requests if self.max_running_requests else 0
-        object.__setattr__(self, "unavailable", _unavailable(self))
-        object.__setattr__(self, "kv_free_tokens", free)
+        self.unavailable = _unavailable(self)
+        self.kv_free_tokens = free
         fill = self.sketch_blocks * BLOCK_TOKENS / self.kv_tokens if self.kv_tokens else 0.0
-        object.__setattr__(self, "cache_fill", round(fill * _FILL_STEPS) / _FILL_STEPS)
-        object.__setattr__(self, "requests_in_flight", requests)
-        object.__setattr__(self, "places_short", max(0, short))
+        self.cache_fill = round(fill * _FILL_STEPS) / _FILL_STEPS
+        self.requests_in_flight = requests
+        self.places_short = max(0, short)
 
     def has_place(self, prompt_tokens: int) -> bool:
         """Whether a request could run here at once, or would be the only one that waits for memory.

@@ -63,15 +63,13 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         return convert.model_info_to_pb(self._prompts.model(request.model).info)
 
 
-def route_decision(decision: Decision, retries: int = 0) -> inference_pb2.RouteDecision:
-    """To the wire."""
-    return inference_pb2.RouteDecision(
-        policy=decision.policy,
-        reason=decision.reason,
-        predicted_cached_tokens=decision.predicted_cached_tokens,
-        reachable_cached_tokens=decision.reachable_cached_tokens,
-        retries=retries,
-    )
+def note_decision(message: inference_pb2.RouteDecision, decision: Decision, retries: int = 0) -> None:
+    """To the wire, in a message that is empty."""
+    message.policy = decision.policy
+    message.reason = decision.reason
+    message.predicted_cached_tokens = decision.predicted_cached_tokens
+    message.reachable_cached_tokens = decision.reachable_cached_tokens
+    message.retries = retries
 
 
 def _sender(context: Context) -> Send:
@@ -83,7 +81,7 @@ def _sender(context: Context) -> Send:
 
     async def send_started(reply: Reply, decision: Decision, retries: int) -> None:
         started = reply.message.started
-        started.route.CopyFrom(route_decision(decision, retries))
+        note_decision(started.route, decision, retries)
         await context.send_initial_metadata(((EXECUTION_ID_KEY, started.execution_id),))
         await context.write(reply.message)
 

@@ -46,7 +46,8 @@ def tokens_of(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int 
             check_tokens(len(form), max_tokens)
         return form
     tokenizer = model.known_tokenizer
-    if limit := max_tokens or model.info.max_context_tokens:  # 0: of workers that are still loading
+    limit = max_tokens or model.info.max_context_tokens  # 0: of workers that are still loading
+    if limit and not isinstance(form, np.ndarray):
         check_text(form, tokenizer.longest_token, limit)
     tokens = tokenizer.encode_prompt(form)
     if max_tokens is not None:

@@ -8,17 +8,15 @@ than that times the limit is refused as it came.
 from __future__ import annotations
 
 from radixfleet.errors import InvalidRequest
-from radixfleet.types import ChatPrompt, PromptForm
+from radixfleet.types import ChatPrompt
 
 
-def check_text(prompt: PromptForm, longest_token: int, max_tokens: int) -> None:
+def check_text(prompt: str | ChatPrompt, longest_token: int, max_tokens: int) -> None:
     """Raises InvalidRequest for a text or a chat that has more than `max_tokens` tokens, however they fall."""
     if isinstance(prompt, str):
         num_characters = len(prompt)
-    elif isinstance(prompt, ChatPrompt):
-        num_characters = sum(len(message.content) for message in prompt.messages)
     else:
-        return
+        num_characters = sum(len(message.content) for message in prompt.messages)
     if num_characters > longest_token * max_tokens:
         raise InvalidRequest(
             f"the prompt has {num_characters:,} characters: more than {max_tokens:,} tokens, and no more are taken",

@@ -25,7 +25,7 @@ from radixfleet.batches import batches
 from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, RadixfleetError
 from radixfleet.status import status_from_error
 from radixfleet.v1 import fleet_pb2
-from router.api.routing import Answer, Deadline, Routing, Waiting
+from router.api.routing import Deadline, Routing, Waiting
 from router.dispatch.lookaside import Owner
 
 MOST_OPEN = 1024
@@ -109,26 +109,28 @@ class RouteStream:
         if number in self._tasks:
             raise InvalidRequest(f"number {number} is that of another ask, which is not answered yet", field="number")
         deadline = _deadline(ask)
+        answer = fleet_pb2.RouteAnswer(number=number)
         with ExitStack() as visit:
             if self._visit is not None:
                 visit.enter_context(self._visit())
-            answer = self._routing.begin(ask.request, deadline, self._leases)
-            if isinstance(answer, Answer):
-                self._answers.append(fleet_pb2.RouteAnswer(number=number, route=answer))
+            waiting = self._routing.begin(ask.request, deadline, answer.route, self._leases)
+            if waiting is None:
+                self._answers.append(answer)
             else:
-                self._later(number, answer, deadline, visit.pop_all())
+                self._later(answer, waiting, deadline, visit.pop_all())
 
-    def _later(self, number: int, answer: Waiting, deadline: Deadline, visit: ExitStack) -> None:
+    def _later(self, answer: fleet_pb2.RouteAnswer, waiting: Waiting, deadline: Deadline, visit: ExitStack) -> None:
         """Answer it when its time comes; the visit lasts until then."""
-        task = self._tasks[number] = asyncio.create_task(self._wait(number, answer, deadline))
-        visit.callback(self._waited, number)
+        task = self._tasks[answer.number] = asyncio.create_task(self._wait(answer, waiting, deadline))
+        visit.callback(self._waited, answer.number)
         task.add_done_callback(lambda _: visit.close())
 
-    async def _wait(self, number: int, answer: Waiting, deadline: Deadline) -> None:
+    async def _wait(self, answer: fleet_pb2.RouteAnswer, waiting: Waiting, deadline: Deadline) -> None:
+        number = answer.number
         try:
             async with asyncio.timeout(deadline()):
-                found = await answer()
-            self._answers.append(fleet_pb2.RouteAnswer(number=number, route=found))
+                await waiting()
+            self._answers.append(answer)
         except TimeoutError:
             self._fail(number, DeadlineExceeded("the deadline passed before a worker was chosen"))
         except asyncio.CancelledError:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from radixfleet import convert
 from radixfleet.v1 import fleet_pb2, inference_pb2
-from router.api.inference import route_decision
+from router.api.inference import note_decision
 from router.api.prompts import Preparation, Prompts
 from router.dispatch.gate import Gate
 from router.dispatch.lease import Lease
@@ -17,7 +17,7 @@ Deadline: TypeAlias = Callable[[], float | None]
 """Seconds that the client still waits; None: for ever."""
 
 Answer: TypeAlias = fleet_pb2.RouteResponse
-Waiting: TypeAlias = Callable[[], Coroutine[Any, Any, Answer]]
+Waiting: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Routing:
@@ -30,46 +30,48 @@ class Routing:
 
     async def route(self, request: inference_pb2.GenerateRequest, deadline: Deadline) -> Answer:
         """The worker, and the lease. Raises RadixfleetError."""
-        answer = self.begin(request, deadline)
-        return answer if isinstance(answer, Answer) else await answer()
+        answer = Answer()
+        waiting = self.begin(request, deadline, answer)
+        if waiting is not None:
+            await waiting()
+        return answer
 
     def begin(
-        self, request: inference_pb2.GenerateRequest, deadline: Deadline, owner: Owner | None = None
-    ) -> Answer | Waiting:
+        self, request: inference_pb2.GenerateRequest, deadline: Deadline, answer: Answer, owner: Owner | None = None
+    ) -> Waiting | None:
         """`route` in this turn of the event loop where nothing has to be waited for, else what is to be awaited.
 
-        The answer has no token ids when `owner` is given and the client sent the prompt as token ids. The lease is
-        noted in `owner`. Nothing of `request` is kept. Raises RadixfleetError.
+        Fills in `answer`: without token ids when `owner` is given and the client sent the prompt as token ids. The
+        lease is noted in `owner`. Nothing of `request` is kept. Raises RadixfleetError.
         """
         if self._prompts.awaits(request.model):
-            return lambda: self._wait_for_workers(request, deadline, owner)
+            return lambda: self._wait_for_workers(request, deadline, answer, owner)
         preparation = self._prompts.begin(request, look_aside=True)
-        echoes = owner is None or not preparation.is_ids
         if preparation.is_short:
             lease = self._gate.enter_at_once(preparation.work())
             if lease is not None:
-                return self._booked(lease, owner, echoes=echoes)
-        return lambda: self._wait(preparation, deadline, owner, echoes=echoes)
+                self._book(lease, preparation, answer, owner)
+                return None
+        return lambda: self._wait(preparation, deadline, answer, owner)
 
     async def _wait_for_workers(
-        self, request: inference_pb2.GenerateRequest, deadline: Deadline, owner: Owner | None
-    ) -> Answer:
+        self, request: inference_pb2.GenerateRequest, deadline: Deadline, answer: Answer, owner: Owner | None
+    ) -> None:
         """The router has just started."""
         await self._prompts.until_served(request.model)
-        preparation = self._prompts.begin(request, look_aside=True)
-        return await self._wait(preparation, deadline, owner, echoes=owner is None or not preparation.is_ids)
+        await self._wait(self._prompts.begin(request, look_aside=True), deadline, answer, owner)
 
-    async def _wait(self, preparation: Preparation, deadline: Deadline, owner: Owner | None, *, echoes: bool) -> Answer:
+    async def _wait(self, preparation: Preparation, deadline: Deadline, answer: Answer, owner: Owner | None) -> None:
         prepared = await self._prompts.finish(preparation)
-        return self._booked(await self._gate.enter(prepared, deadline), owner, echoes=echoes)
+        self._book(await self._gate.enter(prepared, deadline), preparation, answer, owner)
 
-    def _booked(self, lease: Lease, owner: Owner | None, *, echoes: bool) -> Answer:
+    def _book(self, lease: Lease, preparation: Preparation, answer: Answer, owner: Owner | None) -> None:
+        """In place: protobuf copies a message that is put into another by writing and reading it."""
         worker = lease.worker
-        return Answer(
-            worker_id=worker.worker_id,
-            address=worker.address,
-            lease_id=self.look_aside.hold(lease, owner),
-            token_ids=convert.pack_tokens(lease.request.tokens) if echoes else None,
-            decision=route_decision(lease.decision),
-            lease_s=self.look_aside.lease_s,
-        )
+        answer.worker_id = worker.worker_id
+        answer.address = worker.address
+        answer.lease_id = self.look_aside.hold(lease, owner)
+        answer.lease_s = self.look_aside.lease_s
+        if owner is None or not preparation.is_ids:
+            answer.token_ids.CopyFrom(convert.pack_tokens(lease.request.tokens))
+        note_decision(answer.decision, lease.decision)

@@ -38,8 +38,8 @@ class Expectations:
     def settle(self, blocks: Iterable[int]) -> None:
         """They have come, or are gone."""
         if self.blocks:
-            for block in blocks:
-                self.blocks.pop(block, None)
+            for block in filter(self.blocks.__contains__, blocks):
+                del self.blocks[block]
 
     def only(self, blocks: Iterable[int]) -> None:
         """Wait for these and no others; they are held."""
@@ -48,7 +48,7 @@ class Expectations:
 
     def set_due(self, blocks: list[int]) -> None:
         """Give a date to those of `blocks` that are expected and not held."""
-        pending = [block for block in self._holds.free(blocks) if block in self.blocks]
+        pending = list(filter(self.blocks.__contains__, self._holds.free(blocks)))
         due = self._reports + GRACE_REPORTS
         self.blocks.update(dict.fromkeys(pending, due))
         if self._due and self._due[-1][0] == due:

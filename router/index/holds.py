@@ -8,7 +8,6 @@ requests end, so they count as users of nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
-from operator import neg
 
 from router.index.depth import depth_of
 
@@ -44,12 +43,12 @@ class Holds:
     def unlease(self, blocks: list[int]) -> None:
         """A request that leased these blocks has ended. Those that it alone used are the last ones."""
         leased, since_s = self.leased, self.leased_since_s
-        counts = list(map(leased.__getitem__, blocks))
-        shared = bisect_left(counts, -1, key=neg)
+        shared = bisect_left(blocks, -1, key=lambda block: -leased[block])
+        for block in blocks[:shared]:
+            leased[block] -= 1
         alone = blocks[shared:]
         for block in alone:
             del leased[block], since_s[block]
-        leased.update(zip(blocks, [count - 1 for count in counts[:shared]], strict=False))
         if self.coming:
             self._foreign.update(filter(self.coming.__contains__, alone))
 

@@ -134,7 +134,7 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
         costs = np.full(count, prompt_tokens, dtype=np.float64) if uncached is None else uncached.astype(np.float64)
     if columns.queued:
         # Q N / (2 N + 3 Q')
-        usual = _queue_of_most(columns.queue)
+        usual = columns.queues[count // 4]
         costs += columns.queue * (prompt_tokens / (PATIENCE * prompt_tokens + BACKLOG_WEIGHT * usual))
     # 2.5 N ((R - r)/(32 + R'))^3
     costs += columns.crowding * (BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + columns.in_flight / count) ** 3)
@@ -145,14 +145,6 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
             uncached -= prompt_tokens - BLOCK_TOKENS * most
             costs -= copied * uncached
     return costs
-
-
-def _queue_of_most(queue: FloatArray) -> float:
-    """Q': so much waits on three workers of four, or more."""
-    ordered = queue.copy()
-    place = len(ordered) // 4
-    ordered.partition(place)
-    return ordered.item(place)
 
 
 def _copied_share(request: RequestView, matched: IntArray, most: int, columns: Columns) -> float:

@@ -29,21 +29,20 @@ class FakeRouting:
         self.address = "h:1"
         self.num_waiting = 0
 
-    def begin(self, request: inference_pb2.GenerateRequest, deadline: Any, owner: set[str]) -> Any:
+    def begin(
+        self, request: inference_pb2.GenerateRequest, deadline: Any, answer: fleet_pb2.RouteResponse, owner: set[str]
+    ) -> Any:
         text = request.prompt.text
         self.asked.append(text)
         if text == "fault":
             raise ZeroDivisionError("a fault of ours")
-        return self._later if text.startswith("wait") else self._answer()
+        answer.address = self.address
+        return self._later if text.startswith("wait") else None
 
-    async def _later(self) -> fleet_pb2.RouteResponse:
+    async def _later(self) -> None:
         self.num_waiting += 1
         await self.gate.wait()
         self.num_waiting -= 1
-        return self._answer()
-
-    def _answer(self) -> fleet_pb2.RouteResponse:
-        return fleet_pb2.RouteResponse(address=self.address)
 
 
 class Wire:
