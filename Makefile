@@ -25,9 +25,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Start a router and two workers, chat with them, show what the cache did, stop
 	@$(BIN)/radixfleet demo
 
-# Two processes: a file stays on one of them, because its tests share a fleet, a model or a cluster. Files keep their order:
-# sorted by their number of tests, the longest of single tests would come last, and the other process idle.
-TEST_PROCESSES ?= 2
+# Three processes, also on two cores: much of the suite waits. A file stays on one of them, because its tests share a fleet, a
+# model or a cluster. Files keep their order (tests/conftest.py has the longest first): sorted by their number of tests, the
+# longest of single tests would come last, and the other processes idle.
+TEST_PROCESSES ?= 3
 test: setup ## Run the tests
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 

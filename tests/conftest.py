@@ -17,9 +17,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import pytest
 from hypothesis import settings
 
 # Time limits belong to the suite's timeout: a busy machine must not fail an example that is right. Continuous
 # integration judges a commit, not its luck: the same examples each time there, new ones each time elsewhere.
 settings.register_profile("radixfleet", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 settings.load_profile("radixfleet")
+
+_LONGEST = ("ray", "integration")
+"""Folders whose tests wait for clusters and processes: they come first, that no process ends long after the others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Orders by folder; within one, what is there stays in order."""
+    root = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(root).parts[0] if item.path.is_relative_to(root) else ""
+        return _LONGEST.index(folder) if folder in _LONGEST else len(_LONGEST)
+
+    items.sort(key=place)
