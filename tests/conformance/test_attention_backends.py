@@ -21,10 +21,11 @@ from tests.support.fake_flash import FakeFlash
 from tests.support.paged_batches import PagedCase, make_case, naive_attention
 from tests.support.tiny_model import tiny_model
 from worker.model.configuration import load_config
-from worker.runner.attention import backends
+from worker.runner.attention import backends, flash
 from worker.runner.attention.backends import AttentionNeeds, make_attention_backend
 from worker.runner.attention.flash import FlashBackend, FlashUnavailable, find_flash, refuse_where_flash_fails
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, RecordableAttention
+from worker.runner.attention.trial import TrialFailed
 from worker.runner.devices import DeviceError
 from worker.runner.kernels.compiler import find_compiler
 from worker.runner.kernels.library import Kernels
@@ -105,6 +106,13 @@ def flash_backend(name: Name, needs: AttentionNeeds) -> AttentionBackend:
         package = "flash_attn_interface" if needs.page_size % 16 and name == "flash" else FLASH[name]
         function = find_flash(needs.device, needs.page_size, FakeFlash(package).load)
     return FlashBackend(function, needs.config, needs.page_size, deterministic=False)
+
+
+def flash_backend_of(fake: FakeFlash, case: PagedCase) -> FlashBackend:
+    """By the only package that there is."""
+    config = replace(load_config(tiny_model()), num_heads=case.q.shape[1], head_dim=case.q.shape[2])
+    function = find_flash(case.q.device, case.pool.page_size, fake.load)
+    return FlashBackend(function, config, case.pool.page_size, deterministic=False)
 
 
 def _only(package: str) -> Callable[[str], Any]:
@@ -320,6 +328,16 @@ def test_a_flash_package_that_cannot_be_imported_is_passed_by_however_it_fails(e
     assert find_flash(torch.device("cpu"), 16, load).module == "flash_attn"
 
 
+def test_what_flash_gathers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All keys of a batch may be more than a device holds: requests that share a prefix have it once in the pool."""
+    monkeypatch.setattr(flash, "MAX_GATHERED_TOKENS", 100)
+    case = make_case([(20, 1), (0, 33), (60, 20), (149, 1), (3, 1), (0, 1)])
+    fake = FakeFlash("flash_attn")
+    backend = flash_backend_of(fake, case)
+    assert (attended(backend, case).double() - naive_attention(case)).abs().max() < tolerance(case)
+    assert [call["cu_seqlens_k"].tolist() for call in fake.calls] == [[0, 21, 54], [0, 80], [0, 150], [0, 4, 5]]
+
+
 def test_attention_that_cannot_be_had_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     needs = AttentionNeeds(load_config(tiny_model()), torch.device("cpu"), torch.float32, 16)
     with pytest.raises(DeviceError, match=r"--attention flash does not work here: .* on GPUs alone"):
@@ -351,10 +369,76 @@ def test_auto_on_a_gpu_takes_the_first_that_works(
     """And says in one line which, and why not those before it."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
     monkeypatch.setattr(backends, "find_flash", partial(find_flash, load=FakeFlash(*packages).load))
+    monkeypatch.setattr(backends, "try_attention", lambda *_: None)
+    compiled: list[torch.dtype] = []
+    triton_backend = pytest.importorskip("worker.runner.attention.triton_backend")
+    monkeypatch.setattr(
+        triton_backend.TritonBackend, "compile", lambda _backend, dtype, _device: compiled.append(dtype)
+    )
     needs = AttentionNeeds(load_config(tiny_model()), torch.device("cuda"), torch.bfloat16, page_size, deterministic)
     with structlog.testing.capture_logs() as logs:
         assert make_attention_backend("auto", None, needs).name == expected
-    (line,) = logs
+    assert compiled == [torch.bfloat16] * (expected == "triton")
+    line = logs[0]
     assert line["backend"] == expected
     assert line["passed_by"].keys() == passed_by.keys()
     assert all(why in line["passed_by"][name] for name, why in passed_by.items())
+
+
+def test_a_backend_whose_trial_fails_is_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package built for another GPU imports and fails when called: the next one serves, and the log says why."""
+
+    def trial(backend: AttentionBackend, *_: Any) -> None:
+        if backend.name != "sdpa":
+            raise TrialFailed(f"its trial failed: RuntimeError: no kernel image for {backend.name}")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
+    monkeypatch.setattr(backends, "find_flash", partial(find_flash, load=FakeFlash("vllm.vllm_flash_attn").load))
+    monkeypatch.setattr(backends, "try_attention", trial)
+    needs = AttentionNeeds(load_config(tiny_model()), torch.device("cuda"), torch.bfloat16, 16)
+    with structlog.testing.capture_logs() as logs:
+        assert make_attention_backend("auto", None, needs).name == "sdpa"
+    assert logs[0]["passed_by"].keys() == {"flash in place", "triton", "flash"}
+    assert "no kernel image for triton" in logs[0]["passed_by"]["triton"]
+    with pytest.raises(DeviceError, match=r"--attention triton does not work here: its trial failed: .*Use auto"):
+        make_attention_backend("triton", None, needs)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.skipif(not IS_LINUX, reason="Triton is for Linux")
+def test_no_request_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch, deterministic: bool) -> None:
+    """Whatever batch comes, its kernels were compiled at start: what they are compiled for is the same."""
+    from worker.runner.attention import triton_backend as triton
+
+    seen: set[tuple[object, ...]] = set()
+
+    class Launched:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, _grid: tuple[int, ...]) -> Callable[..., None]:
+            def run(*args: Any, **constants: Any) -> None:
+                types = (each.dtype for each in args if isinstance(each, Tensor))
+                seen.add((self.name, *types, *strides(args), *sorted(constants.items())))
+
+            return run
+
+    def strides(args: tuple[Any, ...]) -> list[int]:
+        """Integers that are compiled in where they are 1 or multiples of 16; the width of `pages` is not."""
+        integers = [each for each in args if isinstance(each, int)]
+        return integers[-5:] if len(integers) > 1 else integers
+
+    for name in ("attend_blocks", "combine_splits"):
+        monkeypatch.setattr(triton, name, Launched(name))
+    monkeypatch.setattr(triton, "num_processors", lambda _device: 132)
+    cases = [make_case(sequences) for sequences in ([(700, 1)], [(600, 1)] * 9, [(15, 1)], [(0, 40), (90, 1)])]
+    config = replace(load_config(tiny_model()), num_heads=6, num_kv_heads=2, head_dim=16)
+    backend = triton.TritonBackend(config, 16, deterministic=deterministic)
+    backend.compile(torch.float32, torch.device("cpu"))
+    compiled = set(seen)
+    assert len(compiled) == (1 if deterministic else 1 + 6 + 5)
+    for case in cases:
+        heads = torch.cat((case.q, case.q[:, :2]), dim=1)  # as the model gives queries, with their keys beside them
+        backend.plan(case.batch)
+        backend.attend(heads[:, :6], case.pool.keys[0], case.pool.values[0])
+    assert seen == compiled

@@ -6,7 +6,7 @@ Every tensor of the checkpoint must be used: one that is left over means that th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -116,17 +116,28 @@ class _Loader:
     def _fused(
         self, names: tuple[str, ...], out_features: tuple[int, ...], in_features: int, *, with_bias: bool
     ) -> Linear:
-        weight = torch.cat(
-            [self._take(name + ".weight", (rows, in_features)) for name, rows in zip(names, out_features, strict=True)]
+        weight = self._joined(
+            (sum(out_features), in_features),
+            [(name + ".weight", (rows, in_features)) for name, rows in zip(names, out_features, strict=True)],
         )
         bias = None
         if with_bias:
-            bias = torch.cat(
-                [self._take(name + ".bias", (rows,)) for name, rows in zip(names, out_features, strict=True)]
-            )
+            parts = [(name + ".bias", (rows,)) for name, rows in zip(names, out_features, strict=True)]
+            bias = self._joined((sum(out_features),), parts)
         linear = self._linear_backend.prepare(weight, bias)
         self._nbytes += linear.nbytes
         return linear
+
+    def _joined(self, shape: tuple[int, ...], parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
+        """Parts one below the other, each read into its place: the device holds nothing twice."""
+        joined, first = torch.empty(0), 0
+        for name, part_shape in parts:
+            part = self._read(name, part_shape)
+            if not first:
+                joined = torch.empty(shape, device=self._device, dtype=self._dtype)
+            joined[first : first + len(part)] = part
+            first += len(part)
+        return joined
 
     def _norm(self, name: str, size: int) -> Tensor:
         norm = self._take(name + ".weight", (size,))
@@ -134,13 +145,17 @@ class _Loader:
         return norm
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._read(name, shape).to(self._device, self._dtype)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """On the host, as the checkpoint has it."""
         tensor = self._checkpoint.tensor(name)
         if tuple(tensor.shape) != shape:
             raise BrokenModel(f"tensor {name} has the shape {tuple(tensor.shape)}, the configuration asks for {shape}")
         if not tensor.is_floating_point():
             raise UnsupportedModel(f"tensor {name} holds {tensor.dtype}: quantized directories are not supported")
         self._taken.add(name)
-        return tensor.to(self._device, self._dtype)
+        return tensor
 
     def frequency_divisors(self) -> Tensor | float:
         """GGUF files carry the scaling of Llama 3.1 as divisors of the rotary frequencies."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
+import structlog
 import torch
 
 from worker.runner.torch_config import Dtype
 
+_log = structlog.get_logger()
+_DEVICE_FILES = Path("/dev")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _AMPERE = (8, 0)
 
@@ -33,6 +37,13 @@ def open_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise DeviceError(f"there is no device {name}: torch sees {torch.cuda.device_count()} CUDA devices; use cpu")
     return device
+
+
+def warn_of_idle_gpu() -> None:
+    """ "auto" has become the CPU: say so where the machine has a GPU, which is rarely what was meant."""
+    if any(_DEVICE_FILES.glob("nvidia[0-9]*")) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
+        why = "its driver does not answer, or is too old" if torch.version.cuda else "this torch is built without CUDA"
+        _log.warning("computing on the CPU, though there is a GPU: radixfleet doctor says more", why=why)
 
 
 def make_current(device: torch.device) -> None:
@@ -71,6 +82,13 @@ def usable_memory(device: torch.device, setting: int | None) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return min(psutil.virtual_memory().total, _container_limit()) // 2
+
+
+def reachable_memory(device: torch.device) -> int:
+    """Bytes of a device that this process has or can still get: what torch's allocator holds, and what nobody does."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def num_processors(device: torch.device) -> int:

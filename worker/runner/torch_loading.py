@@ -41,7 +41,14 @@ from worker.runner.activation_peak import activation_peak
 from worker.runner.computer_parts import ComputerParts
 from worker.runner.cuda_graphs import recorder_for
 from worker.runner.decode_graphs import graph_sizes
-from worker.runner.devices import choose_dtype, make_current, open_device, usable_memory
+from worker.runner.devices import (
+    choose_dtype,
+    make_current,
+    open_device,
+    reachable_memory,
+    usable_memory,
+    warn_of_idle_gpu,
+)
 from worker.runner.largest_step import largest_step
 from worker.runner.memory_errors import advised, release_cached
 from worker.runner.rows import RowState
@@ -76,10 +83,13 @@ class _Loading:
         self._path = Path(config.model_path)
         self._device = open_device(config.device)
         make_current(self._device)
+        if config.device == "auto" and self._device.type == "cpu":
+            warn_of_idle_gpu()
         if config.deterministic and self._device.type != "cpu":
             _log.warning("deterministic inference is proven on CPUs; on this device, run: python -m tests.gpu.run")
         self._dtype = choose_dtype(self._device, config.dtype)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
+        self._reachable_bytes = reachable_memory(self._device)
         self._record = recorder_for(self._device) if config.cuda_graphs else None
 
     def run(self) -> tuple[StepComputer, Ready]:
@@ -105,7 +115,7 @@ class _Loading:
             sampler = parts.sampler(rows, self._compiler, self._threads)
             step = largest_step(max_running, chunk, max(min(max_context, kv_tokens), chunk))
             peak = self._measure(parts.computer(model.first_layers(1), rows, sampler, num_pages=1), step)
-        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes)
+        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes + self._taken_outside())
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
@@ -119,6 +129,7 @@ class _Loading:
             max_context_tokens=min(max_context, plan.kv_tokens),
             step_cost_tokens=_STEP_COST_TOKENS if on_cpu else 0,
         )
+        release_cached(self._device)  # pieces of weights and activations, of other sizes than the pool's
         with advised(Stage.START, Bound.ALLOCATION, self._device):
             computer = parts.computer(model, rows, sampler, plan.num_pages)
         self._record_decodes(computer, max_running)
@@ -156,6 +167,7 @@ class _Loading:
                 reported_s = self._clock.now()
                 _log.info("loading", layers=f"{done}/{total}")
 
+        on_cpu = self._device.type == "cpu"  # elsewhere, elementwise functions are the same for every element
         with advised(Stage.LOAD, Bound.ALLOCATION, self._device):
             model = load_model(
                 self._path,
@@ -163,7 +175,7 @@ class _Loading:
                 dtype=self._dtype,
                 linear_backend=linear_backend,
                 max_context=max_context,
-                silu=row_invariant_silu if self._config.deterministic else functional.silu,
+                silu=row_invariant_silu if self._config.deterministic and on_cpu else functional.silu,
                 progress=progress,
             )
         _log.info(
@@ -195,6 +207,14 @@ class _Loading:
         seconds = round(self._clock.now() - started_s, 2)
         _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
         return peak
+
+    def _taken_outside(self) -> int:
+        """Bytes that are gone from the device since loading began and that torch's allocator does not hold: kernels and
+        workspaces of libraries, and other processes that share it.
+        """
+        outside = max(self._reachable_bytes - reachable_memory(self._device), 0) if self._device.type == "cuda" else 0
+        _log.debug("memory taken beside the allocator", bytes=outside)
+        return outside
 
     def _plan(self, model: LlamaModel, activation_peak_bytes: int) -> MemoryPlan:
         return plan_memory(

@@ -2,7 +2,7 @@
 
 on a CPU    auto: cpu (kernels in C), where a compiler is found, else sdpa
 on a GPU    auto: flash, where a package reads our pages in place; triton; flash, where K and V must be gathered for
-            it; sdpa. With deterministic inference triton comes first
+            it; sdpa. With deterministic inference triton comes first. Each is tried out before it is chosen
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from worker.model.configuration import ModelConfig
 from worker.runner.attention.cpu import MAX_HEAD_DIM, CpuBackend
 from worker.runner.attention.fixed_shapes import FixedShapesBackend
 from worker.runner.attention.flash import FlashBackend, FlashUnavailable, find_flash, refuse_where_flash_fails
-from worker.runner.attention.protocol import AttentionBackend
+from worker.runner.attention.protocol import AttentionBackend, CompiledAttention
 from worker.runner.attention.sdpa import SdpaBackend
+from worker.runner.attention.trial import TrialFailed, try_attention
 from worker.runner.devices import DeviceError
 from worker.runner.kernels.compiler import KernelsUnavailable
 from worker.runner.kernels.library import Kernels
@@ -75,10 +76,13 @@ class _Unavailable(Exception):
 
 
 def make_attention_backend(name: AttentionName, kernels: Kernels | None, needs: AttentionNeeds) -> AttentionBackend:
-    """As `choose_attention`; on a GPU, logs one line about it."""
+    """As `choose_attention`; on a GPU, logs one line about it and has its kernels compiled."""
     backend, passed_by = choose_attention(name, kernels, needs)
     if needs.device.type != "cpu":
         _log.info("attention", backend=backend.name, passed_by=passed_by, deterministic=needs.deterministic)
+        if isinstance(backend, CompiledAttention):
+            _log.info("compiling attention kernels; the first start on a machine takes up to half a minute for it")
+            backend.compile(needs.dtype, needs.device)
     return backend
 
 
@@ -97,7 +101,9 @@ def choose_attention(
     for each in _order(needs) if name == "auto" else (name,):
         try:
             backend = _MAKERS[each](needs)
-        except _Unavailable as error:
+            if needs.device.type == "cuda":
+                try_attention(backend, needs.config, needs.page_size, needs.dtype, needs.device)
+        except (_Unavailable, TrialFailed) as error:
             passed_by[each] = str(error)
         else:
             return backend, passed_by

@@ -4,7 +4,7 @@
     vllm.vllm_flash_attn,           flash_attn_varlen_func with seqused_k    multiples of 16  as asked (version 3),
     vllm_flash_attn                 and block_table                                           as it likes (version 2)
     flash_attn_interface            flash_attn_with_kvcache with page_table  all              as asked
-    flash_attn                      flash_attn_varlen_func                   of 256: so K and V are gathered first
+    flash_attn                      flash_attn_varlen_func                   of 256: K and V are gathered, in portions
 
 vllm_flash_attn is part of vLLM's wheels (its own on PyPI is of 2024 and goes with torch 2.4 alone). The third is
 FlashAttention 3 for Hopper; flash_attn is version 2 as on PyPI. All of them compute float16 and bfloat16 on Ampere and
@@ -21,15 +21,19 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from worker.core.step import Int32Array
 from worker.memory.transfers import upload, upload_indices
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.paged import PagedBatch, as_pages
 from worker.runner.attention.protocol import AttentionBatch
 
 MAX_HEAD_DIM = 256
+MAX_GATHERED_TOKENS = 65_536
+"""Keys of so many tokens are gathered at once, as by the reference: a batch may have more than the device holds."""
 _AMPERE, _HOPPER, _BLACKWELL = (8, 0), (9, 0), (10, 0)
 _PAGE_MULTIPLE = 16
 """Of vLLM's form of version 2, and asked of its version 3 as well."""
@@ -125,12 +129,14 @@ class FlashBackend:
         self._num_splits = 1 if deterministic else 0
         """0: the kernels choose, by what occupies the device."""
         self._batch: PagedBatch | None = None
-        self._gathered: _Gathered | None = None
+        self._portions: list[_Portion] = []
 
     def plan(self, batch: AttentionBatch) -> None:
         """Copy offsets, lengths and pages to the device; for the gathered form, the slots of all keys."""
-        self._batch = PagedBatch.of(batch, self._page_size)
-        self._gathered = _Gathered.of(batch) if self._function.form == "gathered" else None
+        if self._function.form == "gathered":
+            self._portions = [_Portion.of(batch, sequences) for sequences in _portions(batch.ends)]
+        else:
+            self._batch = PagedBatch.of(batch, self._page_size)
 
     @property
     def plans_on_device(self) -> bool:
@@ -144,18 +150,11 @@ class FlashBackend:
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]."""
+        if self._portions:
+            return torch.cat([self._attend_gathered(portion, q, keys, values) for portion in self._portions])
         batch, function = self._batch, self._function
         assert batch is not None, "attend before plan"
-        if self._gathered is not None:
-            slots = self._gathered.slots
-            given = {
-                "q": q,
-                "k": keys.index_select(0, slots),
-                "v": values.index_select(0, slots),
-                "cu_seqlens_k": self._gathered.key_offsets,
-                "max_seqlen_k": batch.longest_end,
-            }
-        elif function.form == "varlen":
+        if function.form == "varlen":
             given = {
                 "q": q,
                 "k": as_pages(keys, self._page_size),
@@ -174,31 +173,75 @@ class FlashBackend:
                 "page_table": batch.pages,
                 "num_splits": self._num_splits,
             }
-        attended = function.call(
+        return self._call(given, batch.query_offsets, batch.longest_query)
+
+    def _attend_gathered(self, portion: _Portion, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        given = {
+            "q": q[portion.tokens],
+            "k": keys.index_select(0, portion.slots),
+            "v": values.index_select(0, portion.slots),
+            "cu_seqlens_k": portion.key_offsets,
+            "max_seqlen_k": portion.longest_end,
+        }
+        return self._call(given, portion.query_offsets, portion.longest_query)
+
+    def _call(self, given: dict[str, Any], query_offsets: Tensor, longest_query: int) -> Tensor:
+        attended = self._function.call(
             **given,
-            cu_seqlens_q=batch.query_offsets,
-            max_seqlen_q=batch.longest_query,
+            cu_seqlens_q=query_offsets,
+            max_seqlen_q=longest_query,
             softmax_scale=self._scale,
             causal=True,
-            **function.options,
+            **self._function.options,
         )
         result: Tensor = attended[0] if isinstance(attended, tuple) else attended
         return result.flatten(1)
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
+class _Portion:
+    """Neighbouring sequences whose keys are gathered together."""
+
+    tokens: slice
+    """Their rows of the flat batch."""
+    query_offsets: Tensor
+    """int32 [num_sequences + 1], from the portion's first row on; `key_offsets` alike."""
     slots: Tensor
-    """int64: of all positions of all sequences, one sequence after another."""
+    """int64: of all positions of all its sequences, one sequence after another."""
     key_offsets: Tensor
-    """int32 [num_sequences + 1]"""
+    longest_query: int
+    longest_end: int
 
     @classmethod
-    def of(cls, batch: AttentionBatch) -> _Gathered:
-        device, ends = batch.table.device, batch.ends.astype(np.int64)
-        offsets = np.zeros(len(ends) + 1, np.int64)
-        np.cumsum(ends, out=offsets[1:])
-        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], ends)
-        rows = upload_indices(np.repeat(batch.rows, ends), device)
-        slots = batch.table[rows, upload_indices(positions, device)].long()
-        return cls(slots, upload(offsets.astype(np.int32), device))
+    def of(cls, batch: AttentionBatch, sequences: slice) -> _Portion:
+        device, offsets = batch.table.device, batch.offsets
+        ends, lengths = batch.ends[sequences].astype(np.int64), batch.lengths[sequences]
+        key_offsets, query_offsets = _offsets(ends), _offsets(lengths)
+        positions = np.arange(key_offsets[-1]) - np.repeat(key_offsets[:-1], ends)
+        rows = upload_indices(np.repeat(batch.rows[sequences], ends), device)
+        first = int(offsets[sequences.start])
+        return cls(
+            tokens=slice(first, first + int(query_offsets[-1])),
+            query_offsets=upload(query_offsets, device),
+            slots=batch.table[rows, upload_indices(positions, device)].long(),
+            key_offsets=upload(key_offsets, device),
+            longest_query=int(lengths.max()),
+            longest_end=int(ends.max()),
+        )
+
+
+def _portions(ends: Int32Array) -> list[slice]:
+    """Sequences whose keys are at most MAX_GATHERED_TOKENS together, unless a single one has more."""
+    portions, begin, gathered = [], 0, 0
+    for index, end in enumerate(ends.tolist()):
+        if index > begin and gathered + end > MAX_GATHERED_TOKENS:
+            portions.append(slice(begin, index))
+            begin, gathered = index, 0
+        gathered += end
+    return [*portions, slice(begin, len(ends))]
+
+
+def _offsets(lengths: npt.NDArray[np.integer]) -> Int32Array:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from worker.core.step import Int32Array
@@ -76,4 +77,13 @@ class RecordableAttention(AttentionBackend, Protocol):
         Nothing that is launched, then and in `attend`, depends on what the tensors hold, so that it computes what they
         hold when it is replayed.
         """
+        ...
+
+
+@runtime_checkable
+class CompiledAttention(AttentionBackend, Protocol):
+    """Attention whose kernels are compiled on the machine that they run on."""
+
+    def compile(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Have all of them compiled, so that no request waits for it. To be followed by `plan`."""
         ...

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# A step's longest sequence must not decide how the kernel is compiled: all requests would wait for the compiler.
+@triton.jit(do_not_specialize=["pages_stride"])  # type: ignore[untyped-decorator]
 def attend_blocks(  # type: ignore[no-untyped-def]
     queries,  # [num_tokens, num_heads, head_dim]
     keys,  # [num_slots, num_kv_heads, head_dim]

@@ -3,9 +3,18 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from worker.runner import devices
-from worker.runner.devices import DeviceError, choose_dtype, make_current, open_device, usable_memory
+from worker.runner.devices import (
+    DeviceError,
+    choose_dtype,
+    make_current,
+    open_device,
+    reachable_memory,
+    usable_memory,
+    warn_of_idle_gpu,
+)
 
 CPU = torch.device("cpu")
 
@@ -76,3 +85,29 @@ def test_a_cpu_gives_half_of_the_machine_or_of_its_container(tmp_path: Path, mon
 def test_a_gpu_gives_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70, 80))
     assert usable_memory(torch.device("cuda"), None) == 70
+
+
+def test_what_the_allocator_holds_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 6)
+    assert reachable_memory(torch.device("cuda")) == 76
+    assert reachable_memory(CPU) == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "visible", "expected"), [(["nvidia0"], None, 1), (["nvidia0"], "", 0), (["null", "nvidiactl"], None, 0)]
+)
+def test_a_gpu_that_is_not_used_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], visible: str | None, expected: int
+) -> None:
+    """Who has one rarely means the CPU: a torch without CUDA is what pip finds in some places."""
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(devices, "_DEVICE_FILES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with capture_logs() as logs:
+        warn_of_idle_gpu()
+    assert [line["why"] for line in logs] == ["this torch is built without CUDA"] * expected
