@@ -1,5 +1,6 @@
 """`radixfleet up` as an operator runs it: real processes, real signals."""
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from radixfleet.client import Client
+from radixfleet.errors import Unavailable
+from radixfleet.types import WorkerStatus
 from tests.support.processes import survivors
 from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
@@ -30,12 +34,18 @@ def address(run_dir: Path, name: str) -> str | None:
     return path.read_text().strip() if path.exists() else None
 
 
-def worker_states(endpoint: str) -> dict[str, str]:
-    listed = command("workers", "--json", "--endpoint", endpoint)
-    if listed.returncode:
-        return {}
-    workers = json.loads(listed.stdout)["workers"]
-    return {worker["worker_id"]: worker["status"] for worker in workers if worker["connected"]}
+async def until_serving(run_dir: Path, count: int) -> str:
+    """Wait until the router listens and says that so many workers serve. Returns its address."""
+    await until(lambda: address(run_dir, "router"), "the router listens", timeout_s=150)
+    endpoint = address(run_dir, "router")
+    assert endpoint is not None
+    async with asyncio.timeout(150), Client(endpoint) as client:
+        while True:
+            with suppress(Unavailable):
+                workers = [worker.status for worker in await client.list_workers() if worker.connected]
+                if workers == [WorkerStatus.SERVING] * count:
+                    return endpoint
+            await asyncio.sleep(0.1)
 
 
 def pid_of(fleet: subprocess.Popen[bytes], name: str) -> int | None:
@@ -85,9 +95,9 @@ def up(tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Path]]
 
 async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
     fleet, run_dir = up("--workers", "2")
-    await until(lambda: address(run_dir, "router"), "the router listens", timeout_s=150)
-    endpoint = address(run_dir, "router")
-    await until(lambda: list(worker_states(endpoint).values()) == ["serving"] * 2, "two workers serve", timeout_s=150)
+    endpoint = await until_serving(run_dir, 2)
+    listed = command("workers", "--json", "--endpoint", endpoint)
+    assert [worker["status"] for worker in json.loads(listed.stdout)["workers"]] == ["serving"] * 2
 
     answered = command("generate", "--prompt", "Hello", "--max-new-tokens", "4", "--json", "--endpoint", endpoint)
     assert answered.returncode == 0, answered.stderr
@@ -100,7 +110,7 @@ async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
     victim = pid_of(fleet, "worker-0")
     os.kill(victim, signal.SIGKILL)
     await until(lambda: pid_of(fleet, "worker-0") not in (None, victim), "worker-0 is started again", timeout_s=150)
-    await until(lambda: list(worker_states(endpoint).values()) == ["serving"] * 2, "both serve again", timeout_s=150)
+    await until_serving(run_dir, 2)
 
     everybody = psutil.Process(fleet.pid).children(recursive=True)
     fleet.send_signal(signal.SIGTERM)
@@ -111,9 +121,7 @@ async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
 async def test_a_killed_fleet_leaves_no_process_behind(up):
     """Behaviour 61: kill -9 of the parent takes router, workers, engines and runners with it."""
     fleet, run_dir = up("--workers", "1")
-    await until(lambda: address(run_dir, "router"), "the router listens", timeout_s=150)
-    endpoint = address(run_dir, "router")
-    await until(lambda: list(worker_states(endpoint).values()) == ["serving"], "the worker serves", timeout_s=150)
+    await until_serving(run_dir, 1)
     everybody = psutil.Process(fleet.pid).children(recursive=True)
     assert len(everybody) >= 4
     fleet.kill()
