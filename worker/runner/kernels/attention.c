@@ -80,8 +80,8 @@ static int list_items(const rf_attention_plan *plan, item_t *items) {
 
 rf_attention_plan *rf_attention_plan_create(const rf_batch *batch, const rf_attention_shape *shape,
                                             int32_t num_members) {
-  if (shape->head_dim < 1 || shape->head_dim > RF_MAX_HEAD_DIM || shape->num_kv_heads < 1 ||
-      shape->num_heads % shape->num_kv_heads != 0)
+  if (shape->head_dim < 1 || shape->head_dim > RF_MAX_HEAD_DIM || shape->num_kv_heads < 1 || shape->num_heads < 1 ||
+      shape->num_heads % shape->num_kv_heads != 0 || num_members < 1)
     return NULL;
   rf_attention_plan *plan = calloc(1, sizeof *plan);
   if (plan == NULL) return NULL;
@@ -123,9 +123,7 @@ typedef struct {
   rf_attention_scratch *scratch;
 } work_t;
 
-static void *element(const void *base, int64_t index, int is_bf16) {
-  return (char *)base + index * (is_bf16 ? 2 : 4);
-}
+static int element_bytes(const rf_attention_shape *shape) { return shape->is_bf16 ? 2 : 4; }
 
 /* Where a query row lies in q or out: row `row` of those of the tile that begins with the given token. */
 static void *row_of(const work_t *work, const void *base, int64_t stride, int kv_head, int token, int row) {
@@ -134,7 +132,7 @@ static void *row_of(const work_t *work, const void *base, int64_t stride, int kv
   int group = plan->shape.num_heads / plan->shape.num_kv_heads;
   int64_t flat = (int64_t)plan->batch.offsets[item->sequence] + token + row / item->num_heads;
   int64_t head = (int64_t)kv_head * group + item->first_head + row % item->num_heads;
-  return element(base, flat * stride + head * plan->shape.head_dim, plan->shape.is_bf16);
+  return (char *)base + (flat * stride + head * plan->shape.head_dim) * element_bytes(&plan->shape);
 }
 
 static void begin_slot(const work_t *work, int slot, int kv_head, int token, int first, int num_rows) {
@@ -173,8 +171,8 @@ static rf_block block_at(const work_t *work, const void *pool, int kv_head, int 
   const rf_attention_plan *plan = work->plan;
   int64_t start = plan->batch.table_offsets[work->item->sequence] + position;
   return (rf_block){
-      .base = element(pool, (int64_t)kv_head * plan->shape.head_dim, plan->shape.is_bf16),
-      .slot_bytes = work->layer->kv_stride * (plan->shape.is_bf16 ? 2 : 4),
+      .base = (const char *)pool + (int64_t)kv_head * plan->shape.head_dim * element_bytes(&plan->shape),
+      .slot_bytes = work->layer->kv_stride * element_bytes(&plan->shape),
       .slots = plan->batch.table + start,
       .count = rf_min(RF_BLOCK, num_positions - position),
   };
@@ -200,8 +198,7 @@ static void look_ahead(const work_t *work, int position, int num_positions) {
     for (int i = keys.count - 1; i >= 0; i--) scratch->ahead[count++] = keys.base + keys.slots[i] * keys.slot_bytes;
   }
   scratch->num_ahead = count;
-  scratch->ahead_bytes = (int)((char *)element(NULL, (int64_t)work->item->num_kv_heads * work->plan->shape.head_dim,
-                                               work->plan->shape.is_bf16) - (char *)NULL);
+  scratch->ahead_bytes = work->item->num_kv_heads * work->plan->shape.head_dim * element_bytes(&work->plan->shape);
 }
 
 /* One token: each slot is a KV head, and all of them share the tile. */

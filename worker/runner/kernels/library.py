@@ -144,7 +144,7 @@ def load_library() -> ctypes.CDLL:
 
 
 class Kernels:
-    """The library with a team of threads. One caller at a time; calls free the interpreter's lock."""
+    """The library with a team of threads. Callers take turns; calls free the interpreter's lock."""
 
     def __init__(self, num_threads: int) -> None:
         """Raises KernelsUnavailable."""
@@ -153,7 +153,8 @@ class Kernels:
         if not team:
             raise KernelsUnavailable("no memory for the threads of the kernels")
         self.team: int = team
-        weakref.finalize(self, self.library.rf_team_destroy, team)
+        # At the interpreter's end a thread may still compute: the team then ends with the process.
+        weakref.finalize(self, self.library.rf_team_destroy, team).atexit = False
 
     def prefer_large_pages(self, memory: Tensor) -> None:
         """Asks the system for large pages for what is not touched yet of a tensor's memory; see pages.h."""

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "attention.h"
 #include "linear.h"
@@ -25,6 +26,8 @@ typedef struct {
 
 struct rf_team {
   int size;
+  pid_t process; /* whose threads the members are */
+  pthread_mutex_t turn; /* of whoever calls rf_team_run */
   member_t *members; /* [size]; the first is whoever calls rf_team_run */
   char *scratch;
   size_t scratch_bytes;
@@ -81,6 +84,8 @@ void rf_team_barrier(rf_team *team) {
 static void *serve(void *argument) {
   member_t *self = argument;
   rf_team *team = self->team;
+  pthread_mutex_lock(&team->mutex); /* until the team's size is final */
+  pthread_mutex_unlock(&team->mutex);
   for (;;) {
     rf_team_barrier(team); /* a task is there */
     if (team->stopping) return NULL;
@@ -89,13 +94,48 @@ static void *serve(void *argument) {
   }
 }
 
+static void make_locks(rf_team *team) {
+  pthread_mutex_init(&team->turn, NULL);
+  pthread_mutex_init(&team->mutex, NULL);
+  pthread_cond_init(&team->moved, NULL);
+}
+
+/* A child of a fork has a copy of the team and none of its threads, for which it would wait for ever. It goes on alone:
+ * what is computed does not depend on the size of the team. */
+static void leave_parents_threads(rf_team *team) {
+  if (team->process == getpid()) return;
+  team->process = getpid();
+  team->size = 1;
+  make_locks(team);
+}
+
 void rf_team_run(rf_team *team, rf_task task, void *argument) {
+  leave_parents_threads(team);
+  pthread_mutex_lock(&team->turn);
   team->task = task;
   team->argument = argument;
   memset(team->claims, 0, sizeof team->claims);
   rf_team_barrier(team);
   task(team, 0, argument);
   rf_team_barrier(team);
+  pthread_mutex_unlock(&team->turn);
+}
+
+static void release(rf_team *team) {
+  free(team->members);
+  free(team->scratch);
+  free(team);
+}
+
+/* Starts members 1 and up, or as many of them as the system has threads for. */
+static void start_threads(rf_team *team, int num_members) {
+  pthread_mutex_lock(&team->mutex);
+  for (team->size = 1; team->size < num_members; team->size++) {
+    member_t *member = &team->members[team->size];
+    *member = (member_t){.team = team, .index = team->size};
+    if (pthread_create(&member->thread, NULL, serve, member) != 0) break;
+  }
+  pthread_mutex_unlock(&team->mutex);
 }
 
 rf_team *rf_team_create(int num_members) {
@@ -103,37 +143,27 @@ rf_team *rf_team_create(int num_members) {
   rf_team *team = aligned_alloc(64, sizeof *team);
   if (team == NULL) return NULL;
   memset(team, 0, sizeof *team);
+  team->process = getpid();
   team->scratch_bytes = (size_t)rf_round_up((int)rf_max((int)rf_scratch_bytes(), (int)rf_linear_scratch_bytes()), 4096);
   team->scratch = aligned_alloc(4096, team->scratch_bytes * (size_t)num_members);
   team->members = calloc((size_t)num_members, sizeof *team->members);
   if (team->scratch == NULL || team->members == NULL) {
-    free(team->scratch);
-    free(team->members);
-    free(team);
+    release(team);
     return NULL;
   }
-  pthread_mutex_init(&team->mutex, NULL);
-  pthread_cond_init(&team->moved, NULL);
-  /* The first barrier lets nobody pass before `size` is final: all of them take part in it. */
-  team->size = num_members;
-  for (int i = 1; i < num_members; i++) {
-    team->members[i] = (member_t){.team = team, .index = i};
-    if (pthread_create(&team->members[i].thread, NULL, serve, &team->members[i]) != 0) {
-      team->size = i;
-      break;
-    }
-  }
+  make_locks(team);
+  start_threads(team, num_members);
   return team;
 }
 
 void rf_team_destroy(rf_team *team) {
   if (team == NULL) return;
+  leave_parents_threads(team);
   team->stopping = 1;
   rf_team_barrier(team);
   for (int i = 1; i < team->size; i++) pthread_join(team->members[i].thread, NULL);
   pthread_cond_destroy(&team->moved);
   pthread_mutex_destroy(&team->mutex);
-  free(team->members);
-  free(team->scratch);
-  free(team);
+  pthread_mutex_destroy(&team->turn);
+  release(team);
 }

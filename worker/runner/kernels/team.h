@@ -18,10 +18,11 @@ typedef void (*rf_task)(rf_team *team, int member, void *argument);
 
 /* NULL when the system has no memory. With fewer threads than asked for when it has no more threads. */
 RF_EXPORT rf_team *rf_team_create(int num_members);
+/* Nobody may be in rf_team_run. */
 RF_EXPORT void rf_team_destroy(rf_team *team);
 RF_EXPORT int rf_team_size(const rf_team *team);
 
-/* One caller at a time. */
+/* Callers take turns. In a child of a fork, which has none of the threads, the caller is the only member. */
 void rf_team_run(rf_team *team, rf_task task, void *argument);
 
 /* For tasks: all members arrive before any goes on. */
