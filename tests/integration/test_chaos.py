@@ -153,7 +153,7 @@ class Fleet:
 @asynccontextmanager
 async def fleet(folder: Path) -> AsyncIterator[Fleet]:
     """A router here, three workers that register with it, and one that it reaches through a wire."""
-    async with running_router(settings(breaker_open_s=1.0, retry_ratio=0.5)) as router:
+    async with running_router(settings(breaker_open_s=1.0, retry_ratio=0.5, heartbeat_timeout_s=5.0)) as router:
         workers = [WorkerProcess(f"w{index}", folder, router.address) for index in range(3)]
         workers.append(WorkerProcess("wired", folder))
         try:

@@ -59,7 +59,9 @@ async def fleet(folder: Path, *names: str, link: bool = True) -> AsyncIterator[F
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(worker_process(name, folder)) for name in names]
         addresses = [worker.address for worker in workers]
-        router = await stack.enter_async_context(running_router(settings(workers=addresses, link=link, retry_ratio=1)))
+        # Six heartbeats: silence is noticed long before keepalive or deadline could tell, and stalls are shorter.
+        values = settings(workers=addresses, link=link, retry_ratio=1, heartbeat_timeout_s=6.0)
+        router = await stack.enter_async_context(running_router(values))
         client = await stack.enter_async_context(Client(router.address, retry=NO_RETRY))
         made = Fleet(router, client, {worker.name: worker for worker in workers})
         await made.until_serving(*names)
