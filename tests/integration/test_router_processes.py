@@ -21,6 +21,7 @@ from radixfleet.channel import open_channel
 from radixfleet.client import Client
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from tests.support.fake_worker import FakeWorker, Script
+from tests.support.ports import held_port
 from tests.support.processes import survivors
 from tests.support.router_fixture import NO_RETRY, fake_worker
 from tests.support.waiting import until
@@ -74,36 +75,26 @@ def _get(target: str, path: str) -> str:
 @asynccontextmanager
 async def router_processes(folder: Path, *arguments: str) -> AsyncIterator[Routers]:
     address_file = folder / "address"
-    with socket_of_nobody() as metrics_port:
+    with held_port() as metrics_port:
         command = ["-m", "router", "--processes", str(PROCESSES), "--port", "0", "--http-port", "-1"]
         command += ["--metrics-port", str(metrics_port), "--address-file", str(address_file), *arguments]
-    process = await asyncio.create_subprocess_exec(sys.executable, *command)
-    try:
-        await until(
-            lambda: address_file.exists() or process.returncode is not None, "all processes listen", timeout_s=START_S
-        )
-        yield Routers(process, address_file.read_text().strip(), metrics_port)
-    finally:
-        if process.returncode is None:
-            children = psutil.Process(process.pid).children()
-            process.terminate()
-            process.terminate()  # a failed test's requests may still run
-            await process.wait()
-            await until(lambda: not survivors(children), "the processes end with their supervisor", timeout_s=START_S)
-
-
-class socket_of_nobody:  # noqa: N801  reads as a function
-    """A port that was free a moment ago."""
-
-    def __enter__(self) -> int:
-        import socket
-
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            return int(found.getsockname()[1])
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        process = await asyncio.create_subprocess_exec(sys.executable, *command)
+        try:
+            await until(
+                lambda: address_file.exists() or process.returncode is not None,
+                "all processes listen",
+                timeout_s=START_S,
+            )
+            yield Routers(process, address_file.read_text().strip(), metrics_port)
+        finally:
+            if process.returncode is None:
+                children = psutil.Process(process.pid).children()
+                process.terminate()
+                process.terminate()  # a failed test's requests may still run
+                await process.wait()
+                await until(
+                    lambda: not survivors(children), "the processes end with their supervisor", timeout_s=START_S
+                )
 
 
 async def ask(address: str) -> None:
