@@ -19,6 +19,7 @@ from google.protobuf.message import Message
 from radixfleet.errors import InvalidRequest
 from radixfleet.rates import PromptTokens, Recent, Totals
 from radixfleet.types import (
+    AcceptedLoad,
     Capacity,
     ChatMessage,
     ChatPrompt,
@@ -65,14 +66,15 @@ def pack_tokens(tokens: TokenArray) -> inference_pb2.TokenIds:
 
 def unpack_tokens(message: inference_pb2.TokenIds, field: str = "token_ids") -> TokenArray:
     """Token ids from either form, read-only. Refuses both forms at once, and a packed length not a multiple of 4."""
-    if message.packed and message.ids:
+    packed = message.packed  # a copy, each time that it is read
+    if not packed:
+        return np.array(message.ids, dtype=np.uint32)
+    if message.ids:
         raise InvalidRequest(f"{field} has both ids and packed; set one", field=field)
-    if len(message.packed) % 4:
+    if len(packed) % 4:
         path = f"{field}.packed"
-        raise InvalidRequest(f"{path} has {len(message.packed)} bytes, not a multiple of 4", field=path)
-    if message.packed:
-        return np.frombuffer(message.packed, dtype="<u4").astype(np.uint32, copy=False)
-    return np.array(message.ids, dtype=np.uint32)
+        raise InvalidRequest(f"{path} has {len(packed)} bytes, not a multiple of 4", field=path)
+    return np.frombuffer(packed, dtype="<u4").astype(np.uint32, copy=False)
 
 
 def prompt_form(message: inference_pb2.Prompt, field: str = "prompt") -> PromptForm:
@@ -167,6 +169,16 @@ def load_to_pb(load: Load) -> worker_pb2.Load:
 def load(message: worker_pb2.Load) -> Load:
     """From the wire."""
     return _value(Load, message)
+
+
+def accepted_load_to_pb(load: AcceptedLoad) -> worker_pb2.AcceptedLoad:
+    """To the wire."""
+    return worker_pb2.AcceptedLoad(**_fields(load))
+
+
+def accepted_load(message: worker_pb2.AcceptedLoad) -> AcceptedLoad:
+    """From the wire."""
+    return _value(AcceptedLoad, message)
 
 
 def totals_to_pb(totals: Totals) -> worker_pb2.Totals:

@@ -135,7 +135,7 @@ def _seed(model: str, cache_salt: str) -> BlockHash:
 def _packed(request: inference_pb2.GenerateRequest, tokens: TokenArray) -> inference_pb2.Prompt:
     """The prompt as packed token ids: the client's own message where it is that already."""
     prompt = request.prompt
-    is_packed = prompt.WhichOneof("form") == "token_ids" and prompt.token_ids.packed
+    is_packed = prompt.WhichOneof("form") == "token_ids" and not prompt.token_ids.ids
     return prompt if is_packed else inference_pb2.Prompt(token_ids=convert.pack_tokens(tokens))
 
 

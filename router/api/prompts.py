@@ -29,8 +29,8 @@ from router.workers.registry import WorkerRegistry
 from router.workers.state import UNKNOWN_CONTEXT, WorkerState
 from router.workers.tokenizers import TokenizerStore
 
-_SMALL_PACKED_BYTES = 128 * 1024
-"""Packed token ids of this size are read and hashed within 150 us. A thread would cost 60 more, and the wait for it."""
+_SMALL_PACKED_BYTES = 129 * 1024
+"""33,000 packed token ids are read and hashed within 150 us. A thread would cost 60 more, and the wait for it."""
 _SMALL_PLAIN_BYTES = 8 * 1024
 """The same of token ids in the plain form, which are read one by one."""
 _SMALL_SAMPLING_BYTES = 128
@@ -224,7 +224,7 @@ def _with_tokenizer(info: ModelInfo, tokenizer: Tokenizer) -> ModelInfo:
 
 
 def _is_small(tokens: inference_pb2.TokenIds) -> bool:
-    return len(tokens.packed) <= _SMALL_PACKED_BYTES and (not tokens.ids or tokens.ByteSize() <= _SMALL_PLAIN_BYTES)
+    return tokens.ByteSize() <= (_SMALL_PLAIN_BYTES if tokens.ids else _SMALL_PACKED_BYTES)
 
 
 def _checked_sampling(message: inference_pb2.SamplingParams, vocab_size: int | None) -> SamplingParams:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
+from operator import add
 from typing import Protocol
 
 from radixfleet.blocks import BLOCK_TOKENS
@@ -32,6 +33,7 @@ _AT_A_TIME = 32
 """Workers; one takes about 0.05 ms."""
 _WORKER_MARKS = 31
 _FLEET_MARKS = 301
+_NOTHING_ASKED = (0,) * len(fields(PromptTokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,8 @@ class WorkerActivity(Activity):
         super().__init__(clock)
         self._heard: Callable[[], Totals] | None = None
         self._last: Totals | None = None
-        self._asked = PromptTokens()
-        self._told = PromptTokens()
+        self._asked = _NOTHING_ASKED
+        """Since the last `take`, as in PromptTokens: making one takes 2 us, and this is said of every request."""
 
     def heard(self, read: Callable[[], Totals]) -> None:
         """The worker's totals came; `read` makes them out of the wire's form when they are wanted.
@@ -108,9 +110,8 @@ class WorkerActivity(Activity):
 
     def started(self, prompt_tokens: int, reachable: int, predicted: int, actual: int) -> None:
         """A request began there, of which the worker found `actual` tokens in its cache."""
-        self._asked = prompts_joined(
-            self._asked, PromptTokens(prompt_tokens, reachable, predicted, actual, _missed(predicted, actual))
-        )
+        asked = prompt_tokens, reachable, predicted, actual, _missed(predicted, actual)
+        self._asked = tuple(map(add, self._asked, asked))
 
     def take(self) -> tuple[Totals, PromptTokens]:
         """What is new since the last call."""
@@ -119,7 +120,7 @@ class WorkerActivity(Activity):
             now = self._heard()
             grown = increase(now, self._last)
             self._heard, self._last = None, now
-        asked, self._told = prompt_increase(self._asked, self._told), self._asked
+        asked, self._asked = PromptTokens(*self._asked), _NOTHING_ASKED
         return grown, asked
 
 
