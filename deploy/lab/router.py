@@ -12,7 +12,7 @@ from deploy.lab.presets import Preset
 from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS, namespace, seed_hash
 from radixfleet.clock import Clock
-from radixfleet.types import Incarnation, Load, ModelInfo, TokenArray, WorkerId, WorkerStatus
+from radixfleet.types import AcceptedLoad, Incarnation, Load, ModelInfo, TokenArray, WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2
 from router.dispatch.chooser import Chooser
 from router.dispatch.lease import Lease
@@ -33,12 +33,13 @@ _NO_MESSAGE = inference_pb2.GenerateRequest()
 
 
 @dataclass(frozen=True, slots=True)
-class ComingBlocks:
-    """Blocks of prompts that a worker has accepted and not computed yet, as they change."""
+class AcceptedPrompts:
+    """What a worker has accepted: blocks that it has not computed yet, as they change, and all that there is to do."""
 
     coming: HashArray
     gone: HashArray
     """They come no more."""
+    load: AcceptedLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class StateReport:
     load: Load
     evicted: HashArray
     added: HashArray
-    prompts: ComingBlocks | None = None
+    accepted: AcceptedPrompts | None = None
     """None: there is no other router from which prompts could come."""
 
 
@@ -141,14 +142,15 @@ class SimulatedRouter:
         state = self._workers[number]
         if report.incarnation != state.incarnation or not state.connected:
             return
-        state.report(report.load)
+        accepted = report.accepted
+        state.report(report.load, None if accepted is None else accepted.load)
         if self._deltas:
             in_order = self.sketch.apply_delta(
                 state.slot, report.incarnation, report.sequence, report.evicted, report.added
             )
             assert in_order, "the lab loses no report"
-            if report.prompts is not None:
-                self.sketch.apply_coming(state.slot, report.prompts.coming, report.prompts.gone)
+            if accepted is not None:
+                self.sketch.apply_coming(state.slot, accepted.coming, accepted.gone)
 
     def check(self) -> None:
         """Raise AssertionError unless the books are at zero, as they are when no request is left."""

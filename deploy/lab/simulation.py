@@ -2,6 +2,7 @@
 
     arrival --choose, book--> worker: submit ... admitted (receipt) ... first token ... end (lease settled)
     worker --every REPORT_S while it works--> report of load and cache --report_delay_s later--> every router
+    front  --within PROMPT_S, where there are several routers--> what it has accepted --LINK_S later--> every router
 
 A request, a receipt, a first token and an end take no time on their way: a router learns of them from the streams it
 relays. Reports come late. A worker that stops takes its requests with it: those without a token are tried once more,
@@ -29,15 +30,19 @@ from loadtest.results import Outcome, RunResult
 from loadtest.workloads import Arrival, reusable_tokens
 from radixfleet.blocks import chain_hashes
 from radixfleet.errors import Unavailable
-from radixfleet.types import Incarnation, TokenArray
+from radixfleet.types import Incarnation, Load, TokenArray
 from router.dispatch.lease import Lease, Verdict
+from router.index.sketch import NO_BLOCKS
 from router.policies import Policy
 from worker.core.messages import Submit
+from worker.servicer.acceptance import PROMPT_S
 
 REPORT_S = 0.1
 """As a worker's state stream: at most so often while something changes, ..."""
 HEARTBEAT_S = 1.0
 """... and at least so often."""
+LINK_S = 0.001
+"""From one process to another."""
 MAX_TRIES = 2
 
 Truth = Literal["deltas", "receipts"]
@@ -112,6 +117,10 @@ class _Place:
     due_s: float | None = None
     """For when its next `end` stands in the agenda."""
     sequence: int = 0
+    known: StateReport | None = None
+    """What routers know of it: its last report that has come."""
+    told_at_s: float = 0.0
+    """When routers are told, or were told last, of what it has accepted since."""
     report_at_s: float = 0.0
     """When the next report is to be taken."""
     busy_s: float = 0.0
@@ -205,7 +214,8 @@ class Simulation:
         place = self._places[number]
         assert place.worker is not None, "a router chose a worker that is out"
         if place.front is not None:
-            place.front.accept(uid, hashes)
+            place.front.accept(uid, hashes, len(request.tokens))
+            self._note_telling(place)
         place.worker.submit(Job(_submit(uid, request), request.answer.tolist()))
         self._follow(place)
         self._wake(place)
@@ -232,10 +242,14 @@ class Simulation:
             request = self._requests[uid]
             request.outcome.started_s, request.outcome.cached_tokens = now_s, cached_tokens
             _lease_of(request).started(cached_tokens)
+            if place.front is not None:
+                place.front.admitted(uid, cached_tokens)
         for uid in told.first_tokens:
             request = self._requests[uid]
             request.outcome.first_token_s = now_s
             _lease_of(request).first_token()
+            if place.front is not None:
+                place.front.first_token(uid)
         for uid in told.ended:
             request = self._requests.pop(uid)
             request.outcome.ended_s = now_s
@@ -280,14 +294,38 @@ class Simulation:
     def _take_report(self, sent: tuple[_Place, StateReport]) -> None:
         place, report = sent
         if place.front is not None and report.incarnation == place.incarnation:
-            report = replace(report, prompts=place.front.report(report.evicted, report.added))
+            report = replace(report, accepted=place.front.report(report.evicted, report.added))
+            place.known = report
         for router in self._routers:
             router.take(place.number, report)
+
+    def _note_telling(self, place: _Place) -> None:
+        """Its front has something to tell of: at once, unless it has just done so."""
+        now_s = self._clock.now()
+        if place.told_at_s <= now_s:
+            place.told_at_s = max(now_s, place.told_at_s + PROMPT_S)
+            self._note(place.told_at_s, self._tell, (place, place.incarnation))
+
+    def _tell(self, due: tuple[_Place, Incarnation]) -> None:
+        place, incarnation = due
+        if place.front is None or place.incarnation != incarnation:
+            return
+        known = place.known or StateReport(incarnation, 0, Load(), NO_BLOCKS, NO_BLOCKS)
+        news = replace(known, evicted=NO_BLOCKS, added=NO_BLOCKS, accepted=place.front.tell())
+        self._note(self._clock.now() + LINK_S, self._hear, (place, news))
+
+    def _hear(self, sent: tuple[_Place, StateReport]) -> None:
+        place, news = sent
+        if place.known is not None:
+            # A report may have overtaken it.
+            news = replace(news, sequence=place.known.sequence, load=place.known.load)
+        for router in self._routers:
+            router.take(place.number, news)
 
     def _start(self, place: _Place) -> None:
         place.incarnation = Incarnation(place.incarnation + 1)
         place.worker = SimulatedWorker(place.preset, self._clock, leaps=self._setup.leaps)
-        place.sequence = 0
+        place.sequence, place.known, place.told_at_s = 0, None, 0.0
         if len(self._routers) > 1 and self._setup.truth == "deltas":
             place.front = SimulatedFront()
         for router in self._routers:

@@ -175,6 +175,16 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceptedLoad:
+    """What a worker has taken on, as its front knows it at the moment."""
+
+    requests: int
+    """Accepted and not ended."""
+    prompt_tokens: int
+    """Of those that have no first token yet, less what was cached, or coming with others, when they were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What a finished request used. Times in seconds, measured on the worker."""
 

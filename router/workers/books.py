@@ -14,6 +14,10 @@ own prompts that was computed before their first token. Until the next report bo
     outstanding = own bookings - progress + foreign
 
 A booking that gets its first token takes its tokens away, and as much progress: the oldest prompts are computed first.
+Where several routers watch a worker, its reports also say what it has accepted, as of the moment in which they were
+sent: that counts others' requests as we count ours, so what it has beyond ours, and those ended within ON_THE_WAY_S, is
+foreign. One of ours that is on its way then hides as much of theirs, until it is accepted, which is told at once.
+
 Nothing is counted twice, and nothing goes below zero. Requests are counted in the same way. On the event loop only.
 """
 
@@ -24,8 +28,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from radixfleet.clock import Clock
-from radixfleet.types import Load
+from radixfleet.types import AcceptedLoad, Load
 
+ON_THE_WAY_S = 0.05
+"""What has ended here may so long after still be counted by an update that comes: both were on their way together."""
 SETTLING_S = 0.5
 """A worker reports about every 0.1 s, from numbers that its engine sends every 0.05 s; the rest is slack."""
 
@@ -107,10 +113,11 @@ class Books:
         self._end(booking, requests=1)
         del self._open[booking]
 
-    def report(self, load: Load) -> None:
-        """The worker's own account of its load."""
+    def report(self, load: Load, accepted: AcceptedLoad | None = None) -> None:
+        """The worker's own account of its load. `accepted`: where it tells, for there are several routers."""
         self.reported = load
-        settled_before_s = self._clock.now() - SETTLING_S
+        now_s = self._clock.now()
+        settled_before_s = now_s - SETTLING_S
         while self._ended and self._ended[0].at_s <= settled_before_s:
             self._ended.popleft()
         certain_tokens = self._own_tokens
@@ -118,20 +125,33 @@ class Books:
             if booking.booked_at_s <= settled_before_s:
                 break
             certain_tokens -= booking.tokens
-        possible_tokens = self._own_tokens + sum(ended.tokens for ended in self._ended)
-        possible_requests = len(self._open) + sum(ended.requests for ended in self._ended)
+        self._progress_tokens = max(0, certain_tokens - load.outstanding_prompt_tokens)
+        if accepted is not None:
+            ours = self._possible(now_s - ON_THE_WAY_S)
+            self._foreign_requests = max(0, accepted.requests - ours.requests)
+            self._foreign_tokens = max(0, accepted.prompt_tokens - ours.prompt_tokens)
+            return
+        ours = self._possible(settled_before_s)
         reported_requests = load.running_requests + load.waiting_requests
-        self._foreign_requests = max(0, reported_requests - possible_requests)
-        beyond_ours = max(0, load.outstanding_prompt_tokens - possible_tokens)
+        self._foreign_requests = max(0, reported_requests - ours.requests)
+        beyond_ours = max(0, load.outstanding_prompt_tokens - ours.prompt_tokens)
         theirs = load.outstanding_prompt_tokens * self._foreign_requests // max(1, reported_requests)
         self._foreign_tokens = min(beyond_ours, theirs)
-        self._progress_tokens = max(0, certain_tokens - load.outstanding_prompt_tokens)
 
     def forget_reports(self) -> None:
         """The worker restarted or is out of reach: only own bookings are known."""
         self.reported = Load()
         self._progress_tokens = self._foreign_tokens = self._foreign_requests = 0
         self._ended.clear()
+
+    def _possible(self, since_s: float) -> AcceptedLoad:
+        """All that a report may count of ours: what is booked, and what has ended since then."""
+        requests, tokens = len(self._open), self._own_tokens
+        for ended in reversed(self._ended):
+            if ended.at_s <= since_s:
+                break
+            requests, tokens = requests + ended.requests, tokens + ended.tokens
+        return AcceptedLoad(requests, tokens)
 
     def _end(self, booking: Booking, *, requests: int) -> None:
         """Take the booking's tokens away, and remember that a report may still count them."""

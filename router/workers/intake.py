@@ -62,7 +62,8 @@ class StateIntake:
             state.status = status
         if update.HasField("capacity"):
             self._take_capacity(update.capacity)
-        state.report(convert.load(update.load))
+        accepted = convert.accepted_load(update.accepted) if update.HasField("accepted") else None
+        state.report(convert.load(update.load), accepted)
         if update.HasField("totals"):
             state.activity.heard(partial(convert.totals, update.totals))
         state.advice = tuple(update.advice)

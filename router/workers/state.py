@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.clock import Clock
-from radixfleet.types import Capacity, Incarnation, Load, MemoryPools, ModelInfo, WorkerId, WorkerStatus
+from radixfleet.types import AcceptedLoad, Capacity, Incarnation, Load, MemoryPools, ModelInfo, WorkerId, WorkerStatus
 from router.index import Sketch
 from router.view import WorkerView
 from router.workers.activity import WorkerActivity
@@ -185,9 +185,9 @@ class WorkerState:
         self.changed()
         return self.books.book(tokens)
 
-    def report(self, load: Load) -> None:
-        """The worker's own account of its load."""
-        self.books.report(load)
+    def report(self, load: Load, accepted: AcceptedLoad | None = None) -> None:
+        """The worker's own account of its load; see `Books.report`."""
+        self.books.report(load, accepted)
         self.changed()
 
     def _make_view(self) -> WorkerView:

@@ -1,11 +1,11 @@
 """Hit rates with one router and with two in front of the same workers: real processes, real time.
 
-python tests/bench/bench_two_routers.py [--workers 4] [--requests 200] [--seeds 1,2]
-python tests/bench/bench_two_routers.py --workloads working-set-1.5 --lengths 1 --rate 4     # more than caches can hold
+python -m tests.bench.bench_two_routers [--workers 4] [--requests 200] [--seeds 1,2,3,4]
+python -m tests.bench.bench_two_routers --workloads working-set-1.5 --lengths 1 --rate 4     # more than caches can hold
 
-The workers pretend to be GPUs. For each seed the same requests go to one router, and then, with empty caches, to two in
-turn; each of the two knows of the other's requests only by what the workers tell. The lab does the same in virtual
-time: `radixfleet lab --routers 1,2`.
+The workers pretend to be GPUs. For each seed the same requests go, with empty caches each time and in an order that
+turns, to one router, to one again, which says how far chance goes, and to two in turn; each of the two knows of the
+other's requests only by what the workers tell. In virtual time: `python -m tests.bench.bench_lab_routers`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -30,27 +29,20 @@ from loadtest.workloads import Arrival, ceiling
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
 from radixfleet.retry import RetryPolicy
+from tests.bench.paired import Rates, table
 
 KV_TOKENS = 32_768
+RUNS = {"one router": 1, "one again": 1, "two routers": 2}
 WORKLOADS = ("shared-prefix", "working-set-0.75", "working-set-1.5")
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Of one run."""
-
-    hit_rate: float
-    ttft_s: float
-    failed: int
-
-
 def main() -> None:
-    """Print a line a run, and the ratio of the means."""
+    """Print a line a run, and a table for each workload."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--rate", type=float, default=2.0, help="requests a second and worker")
-    parser.add_argument("--seeds", default="1,2")
+    parser.add_argument("--seeds", default="1,2,3,4")
     parser.add_argument("--lengths", type=float, default=0.5, help="of prompts and answers, times the workload's own")
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     options = parser.parse_args()
@@ -81,23 +73,20 @@ async def _compare(num_workers: int, demands: Sequence[Sequence[Demand]]) -> Non
 
 
 async def _compare_on(demands: Sequence[Demand], routers: Sequence[str], workers: Sequence[str]) -> None:
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    for demand in demands:
+    found: dict[str, list[Rates]] = {name: [] for name in RUNS}
+    for turn, demand in enumerate(demands):
         target = await survey(Endpoint(routers[0]), "")
         arrivals = demand.arrivals(target)
-        for count, found in rates.items():
+        for name in [*RUNS][turn % len(RUNS) :] + [*RUNS][: turn % len(RUNS)]:
             await _empty(workers)
-            run = await _drive(routers[:count], target, arrivals)
-            found.append(run.hit_rate)
+            run = await _drive(routers[: RUNS[name]], target, arrivals)
+            found[name].append(run)
             print(
-                f"{demand.workload}, seed {demand.seed}, {count} router(s): hit rate {run.hit_rate:.3f} of "
+                f"{demand.workload}, seed {demand.seed}, {name}: hit rate {run.hit_rate:.3f} of "
                 f"{ceiling(arrivals):.3f}, mean TTFT {run.ttft_s:.3f} s, {run.failed} of {len(arrivals)} failed",
                 flush=True,
             )
-    one, two = mean(rates[1]), mean(rates[2])
-    print(
-        f"{demands[0].workload}: two routers hit {two:.3f}, one {one:.3f}: {100 * (two / one - 1):+.1f} %", flush=True
-    )
+    print(f"{demands[0].workload}, {len(demands)} seeds\n{table(found)}\n", flush=True)
 
 
 async def _drive(routers: Sequence[str], target: Target, arrivals: Sequence[Arrival]) -> Rates:
@@ -113,9 +102,12 @@ async def _drive(routers: Sequence[str], target: Target, arrivals: Sequence[Arri
         for place, address in enumerate(routers):
             group.create_task(drive(address, arrivals[place :: len(routers)]))
     begun = [each for each in outcomes if each.first_token_s is not None]
+    cached = sum(each.cached_tokens for each in begun)
+    missed = sum(abs(each.predicted_tokens - each.cached_tokens) for each in begun)
     return Rates(
-        hit_rate=sum(each.cached_tokens for each in begun) / max(1, sum(each.prompt_tokens for each in begun)),
+        hit_rate=cached / max(1, sum(each.prompt_tokens for each in begun)),
         ttft_s=mean((each.first_token_s or 0.0) - each.arrived_s for each in begun),
+        mispredicted=missed / max(1, cached),
         failed=sum(not each.is_complete for each in outcomes),
     )
 

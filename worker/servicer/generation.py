@@ -10,7 +10,7 @@ is joined into one Delta, so it is bounded by max_new_tokens.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from radixfleet import convert
@@ -21,6 +21,7 @@ from radixfleet.v1 import inference_pb2, worker_pb2
 from worker.core.messages import Admitted
 from worker.engine.handle import Progress
 from worker.metrics import Outcome, WorkerMetrics
+from worker.servicer.acceptance import AcceptedRequest
 from worker.servicer.choice import Choice, Outbox
 from worker.servicer.request_trace import RequestTrace
 from worker.servicer.state import StateFeed
@@ -88,12 +89,12 @@ class Generation:
         generated_tokens: int,
         arrived_s: float,
         trace: RequestTrace,
-        on_end: Callable[[], None] = lambda: None,
+        accepted: AcceptedRequest | None = None,
     ) -> None:
         """Begins to read at once, so it needs a running event loop.
 
         `generated_tokens`: of the answer, that the client has already. `arrived_s`: when the request came.
-        `trace` is ended with it. `on_end` is called once, when it has an outcome.
+        `trace` is ended with it. `accepted`: what the feed knows of it; None where it never ran.
         """
         self.identity = identity
         self.outcome: Outcome | None = None
@@ -104,7 +105,7 @@ class Generation:
         """Of the completions that have finished."""
         self._observer = observer
         self._trace = trace
-        self._on_end = on_end
+        self._accepted = accepted
         self._arrived_s = arrived_s
         self._admitted_s: float | None = None
         self._first_token_s: float | None = None
@@ -179,6 +180,8 @@ class Generation:
         self._admitted_s = admitted.at_s
         self._cached_tokens = admitted.cached_tokens
         self._trace.admitted(admitted.at_s)
+        if self._accepted is not None:
+            self._accepted.admitted(admitted.cached_tokens)
         self._observer.metrics.admitted(max(0.0, admitted.at_s - self._arrived_s), self._prompt_tokens)
         self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_STARTED, admitted.cached_tokens)
         self._start()
@@ -208,6 +211,8 @@ class Generation:
             self._first_token_s = now_s
             self._observer.first_token(now_s - self._arrived_s)
             self._trace.first_token(now_s)
+            if self._accepted is not None:
+                self._accepted.first_token()
             self._observer.tell(self.identity, worker_pb2.LeaseEvent.PHASE_FIRST_TOKEN, self._cached_tokens)
         elif choice.last_token_s is not None:
             self._observer.metrics.tokens(count, now_s - choice.last_token_s)
@@ -251,7 +256,8 @@ class Generation:
         if self.outcome is not None:
             return
         self.outcome = outcome
-        self._on_end()
+        if self._accepted is not None:
+            self._accepted.end()
         now_s = self._observer.clock.now()
         self._observer.metrics.ended(outcome, now_s - self._arrived_s)
         self._trace.ended(

@@ -9,20 +9,18 @@ changes of one set:
 A block that watchers are told is cached leaves the set without a word; those that leave it uncached, because their
 requests ended before, are told as gone. A request's end counts only once the engine has reported after it, for that
 report may have the last of what the request left in the cache. A request that is put back, and whose blocks are evicted
-while it waits, is coming again. Pure; one an incarnation.
-
-A single watcher has sent all prompts itself, so nothing is told, nor hashed, until there is another one (`Acceptance`).
+while it waits, is coming again. Pure; one an incarnation. Which requests there are says `acceptance`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
 
 import numpy as np
 
-from worker.servicer.prefixes import Hashes, PrefixChange
+from worker.servicer.prefixes import PrefixChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +52,17 @@ class ComingPrompts:
         """Blocks of accepted requests."""
         return len(self._requests)
 
-    def accept(self, hashes: Hashes) -> list[int]:
-        """A request with these prompt blocks is on its way to the engine. Returns what `end` takes."""
-        blocks: list[int] = hashes.tolist()
+    def depth(self, blocks: list[int]) -> int:
+        """How many leading blocks are cached or come with requests that were accepted before."""
+        requests, cached = self._requests, self._cached
+        return sum(1 for _ in takewhile(lambda block: block in requests or block in cached, blocks))
+
+    def accept(self, blocks: list[int]) -> None:
+        """A request with these prompt blocks is on its way to the engine. Give the same to `end`."""
         requests = self._requests
         self._touched.update(dict.fromkeys(block for block in blocks if block not in requests))
         for block in blocks:
             requests[block] = requests.get(block, 0) + 1
-        return blocks
 
     def end(self, blocks: list[int]) -> None:
         """The request has ended, however it did. Once a request."""
@@ -104,45 +105,6 @@ class ComingPrompts:
             else:
                 del requests[block]
                 touched[block] = None
-
-
-@dataclass(slots=True, eq=False)
-class _Accepted:
-    """A request that has not ended."""
-
-    block_hashes: Callable[[], Hashes]
-    blocks: list[int] | None = None
-    """What `ComingPrompts.end` takes; None: nobody was told of it."""
-
-
-class Acceptance:
-    """Which accepted requests `ComingPrompts` knows: all, or none of those that came while there was nobody to tell."""
-
-    def __init__(self, coming: ComingPrompts) -> None:
-        self._coming = coming
-        self._untold: dict[_Accepted, None] = {}
-
-    def accept(self, block_hashes: Callable[[], Hashes], *, is_told: bool) -> Callable[[], None]:
-        """A request was submitted; call what it returns at its end. `block_hashes`: of its prompt, if ever needed."""
-        request = _Accepted(block_hashes)
-        if is_told:
-            request.blocks = self._coming.accept(block_hashes())
-        else:
-            self._untold[request] = None
-        return partial(self._end, request)
-
-    def tell(self) -> bool:
-        """Let `ComingPrompts` know what it was not told. True: there was something."""
-        untold, self._untold = self._untold, {}
-        for request in untold:
-            request.blocks = self._coming.accept(request.block_hashes())
-        return bool(untold)
-
-    def _end(self, request: _Accepted) -> None:
-        if request.blocks is None:
-            del self._untold[request]
-        else:
-            self._coming.end(request.blocks)
 
 
 def _pack(blocks: Iterable[int]) -> bytes:

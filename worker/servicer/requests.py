@@ -20,6 +20,7 @@ from radixfleet.v1 import inference_pb2
 from worker.core.messages import Ready
 from worker.engine.handle import EngineHandle, RequestStream
 from worker.metrics import Outcome
+from worker.servicer.acceptance import AcceptedRequest
 from worker.servicer.choice import Choice
 from worker.servicer.continuation import ended_stream, replay
 from worker.servicer.generation import Generation, Identity, Observer
@@ -89,11 +90,14 @@ class RunningRequests:
             generated_tokens=len(prepared.generated),
             arrived_s=arrived_s,
             trace=trace,
-            on_end=self._observer.feed.accepted(prepared.block_hashes) if ended is None else _nothing,
+            accepted=self._accepted(prepared) if ended is None else None,
         )
         self._running[generation.identity.execution_id] = generation
         self._empty.clear()
         return generation
+
+    def _accepted(self, prepared: Prepared) -> AcceptedRequest:
+        return self._observer.feed.accepted(prepared.block_hashes, len(prepared.tokens))
 
     def end(self, generation: Generation, outcome: Outcome) -> None:
         """The client has been told the end of a request, or, if it has not ended, has gone: then it is aborted."""
@@ -167,7 +171,3 @@ class RunningRequests:
         )
         stops = StopMatcher(prepared.stops) if prepared.stops is not None else None
         return OutputText(detokenizer, stops, frozenset(prepared.stop_token_ids))
-
-
-def _nothing() -> None:
-    """It never ran."""

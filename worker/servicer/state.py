@@ -1,8 +1,10 @@
 """What a worker says about itself: status, load, cached prefixes and leased requests, as one stream for each watcher.
 
 The engine reports; this folds the reports into updates, at most one about every 100 ms and at least one a second, and
-numbers the changes of the prefixes. All watchers get the same updates, so each of them sees the numbers without a gap;
-one that comes late, falls behind, or sees a new incarnation gets a digest instead.
+numbers the changes of the prefixes. Where there are several watchers, what one of them has sent is news to the others:
+a new request is told of within `PROMPT_S`, with the load that the front itself knows. All watchers get the same
+updates, so each of them sees the numbers without a gap; one that comes late, falls behind, or sees a new incarnation
+gets a digest instead.
 
     engine --Report, StateChange------> StateFeed --StateUpdate--> Watcher, Watcher, ...   (routers)
     requests --prompts, LeaseEvent-------^   `--status--> health, metrics
@@ -24,8 +26,9 @@ from radixfleet.v1 import worker_pb2
 from worker.core.messages import Report
 from worker.engine.handle import EngineHandle, Notice, StateChange
 from worker.metrics import WorkerMetrics
+from worker.servicer.acceptance import PROMPT_S, Acceptance, AcceptedRequest
 from worker.servicer.prefixes import Hashes, PrefixMirror
-from worker.servicer.prompts import Acceptance, ComingPrompts
+from worker.servicer.prompts import ComingPrompts
 from worker.servicer.totals import TotalsKeeper
 
 UPDATE_S = 0.1
@@ -100,6 +103,8 @@ class StateFeed:
         self._lease_events: list[worker_pb2.LeaseEvent] = []
         self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
+        self._urgent = asyncio.Event()
+        """A new request is to be told of."""
         self._status_changed = asyncio.Event()
         """Set, and replaced, at each change."""
         self.trouble = ""
@@ -155,15 +160,15 @@ class StateFeed:
         self._draining = False
         self._update_status()
 
-    def accepted(self, block_hashes: Callable[[], Hashes]) -> Callable[[], None]:
-        """A request was submitted: tell what is coming. Call what it returns at its end.
+    def accepted(self, block_hashes: Callable[[], Hashes], prompt_tokens: int) -> AcceptedRequest:
+        """A request was submitted: tell what is coming. Whoever answers it tells what it returns how far it is.
 
         `block_hashes`: of its prompt. A single watcher has sent it itself, and is not told.
         """
-        is_told = len(self._watchers) > 1
-        if is_told:
+        if self._is_shared:
             self._changed.set()
-        return self._acceptance.accept(block_hashes, is_told=is_told)
+            self._urgent.set()
+        return self._acceptance.accept(block_hashes, prompt_tokens, is_told=self._is_shared)
 
     def lease_event(self, event: worker_pb2.LeaseEvent) -> None:
         """Tell the watchers what became of a leased request."""
@@ -218,6 +223,11 @@ class StateFeed:
         self._prompts.reported()
         self._changed.set()
 
+    @property
+    def _is_shared(self) -> bool:
+        """Watchers do not know all requests by themselves."""
+        return len(self._watchers) > 1
+
     def _forget_prefixes(self) -> None:
         self._prefixes = PrefixMirror()
         self._prompts = ComingPrompts(self._prefixes.blocks)
@@ -243,17 +253,18 @@ class StateFeed:
             self._status_changed = asyncio.Event()
 
     async def _tick(self) -> None:
-        """Publish what has changed, but not more often than every `update_s`; without a change, a heartbeat."""
+        """Publish what has changed, every `update_s`, new requests at once; without a change, a heartbeat."""
+        prompt_s = min(PROMPT_S, self._update_s)
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._heartbeat_s):
-                    await self._changed.wait()
+            await _set_within(self._changed, self._heartbeat_s)
             self._publish()
-            await asyncio.sleep(self._update_s)
+            await asyncio.sleep(prompt_s)
+            await _set_within(self._urgent, self._update_s - prompt_s)
 
     def _publish(self) -> None:
         """Send every watcher what has changed since the last update."""
         self._changed.clear()
+        self._urgent.clear()
         update = self._update()
         for watcher in self._watchers:
             if watcher.behind:
@@ -266,6 +277,8 @@ class StateFeed:
         change = self._prefixes.commit()
         prompts = self._prompts.commit(change)
         update = self._state()
+        if self._is_shared:
+            update.accepted.CopyFrom(convert.accepted_load_to_pb(self._acceptance.load))
         update.coming, update.gone = prompts.coming, prompts.gone
         if change is not None:
             update.delta.evicted, update.delta.added = change.evicted, change.added
@@ -292,3 +305,10 @@ class StateFeed:
             advice=self.advice,
             totals=convert.totals_to_pb(self._totals.totals(report.counters if report is not None else {})),
         )
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    """Wait until the event is set, or for so long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

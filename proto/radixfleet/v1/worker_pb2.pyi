@@ -501,6 +501,7 @@ class StateUpdate(_message.Message):
     TOTALS_FIELD_NUMBER: _builtins.int
     COMING_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     """Counts prefix changes within an incarnation: a delta carries the digest's number plus one, and so on. An update
@@ -538,6 +539,12 @@ class StateUpdate(_message.Message):
     def totals(self) -> Global___Totals:
         """In every update."""
 
+    @_builtins.property
+    def accepted(self) -> Global___AcceptedLoad:
+        """What the worker has accepted, up to this very update, where `load` is what its engine said a moment ago. Set where
+        there are several watchers, who are also told of new requests within about 20 ms.
+        """
+
     def __init__(
         self,
         *,
@@ -553,16 +560,41 @@ class StateUpdate(_message.Message):
         totals: Global___Totals | None = ...,
         coming: _builtins.bytes = ...,
         gone: _builtins.bytes = ...,
+        accepted: Global___AcceptedLoad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "delta", b"delta", "digest", b"digest", "load", b"load", "prefix", b"prefix", "totals", b"totals"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "capacity", b"capacity", "delta", b"delta", "digest", b"digest", "load", b"load", "prefix", b"prefix", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "capacity", b"capacity", "coming", b"coming", "delta", b"delta", "digest", b"digest", "gone", b"gone", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "advice", b"advice", "capacity", b"capacity", "coming", b"coming", "delta", b"delta", "digest", b"digest", "gone", b"gone", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prefix: _TypeAlias = _typing.Literal["digest", "delta"]  # noqa: Y015
     _WhichOneofArgType_prefix: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prefix) -> _WhichOneofReturnType_prefix | None: ...
 
 Global___StateUpdate: _TypeAlias = StateUpdate  # noqa: Y015
+
+@_typing.final
+class AcceptedLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    requests: _builtins.int
+    """Requests that have not ended."""
+    prompt_tokens: _builtins.int
+    """Prompt tokens of those that have no first token yet, without what was cached, or coming with other requests."""
+    def __init__(
+        self,
+        *,
+        requests: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_tokens", b"prompt_tokens", "requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AcceptedLoad: _TypeAlias = AcceptedLoad  # noqa: Y015
 
 @_typing.final
 class PrefixDigest(_message.Message):

@@ -20,7 +20,8 @@ class Front:
         self.coming: set[int] = set()
 
     def accept(self, *blocks: int) -> list[int]:
-        return self.prompts.accept(hashes(blocks))
+        self.prompts.accept([*blocks])
+        return [*blocks]
 
     def report(self, *, evicted: tuple[int, ...] = (), added: tuple[int, ...] = ()) -> None:
         self.mirror.apply(hashes(evicted), hashes(added))
