@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from deploy.lab.comparison import Run, compare
 from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
 from deploy.lab.presets import PRESETS
+from deploy.lab.repetition import standings
 from deploy.lab.simulation import prepare
-from deploy.lab.tables import results_tables
+from deploy.lab.tables import results_tables, seeds_table
 from deploy.numbers import Number
 from deploy.options import Several, json_option, objective_options, report_option
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
-from loadtest.statistics import Objective
+from loadtest.statistics import Objective, Summary
 from loadtest.trace import ID_TOKENS, TraceError
 from loadtest.workloads import Arrival
 from router.policies import POLICY_NAMES
@@ -84,9 +87,17 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
 )
 @objective_options
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result.")
+@click.option(
+    "--seeds",
+    "num_seeds",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Draw the workload so many times, from --seed on, and say how sure differences are. A trace stays the same.",
+)
 @report_option
 @json_option
-def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, **options: Any) -> None:
+def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, num_seeds: int, **options: Any) -> None:
     """Compare routing policies on a simulated fleet, in virtual time, without a GPU.
 
     Router and workers are the real ones: sketch, policies and books; scheduler, radix cache and page accounting. A
@@ -97,20 +108,38 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
     radixfleet lab --workload zipf --workers 16 --policy min_cost,sglang,round_robin --report zipf.html
     radixfleet lab --workload traffic.jsonl --speed 4 --gpu h100-8b,a100-8b --json
     radixfleet lab --workload working-set-1.5 --policy min_cost --truth deltas,receipts --routers 1,2
+    radixfleet lab --workload bursts --workers 4 --requests 200 --policy min_cost,sglang,linear --seeds 8
 
     A file has a JSON object a line: timestamp (ms), input_length, output_length, and hash_ids, one for each 512 tokens
     of the prompt; equal ids mean equal prompts up to there. This is the form of the traces that Mooncake published.
     """
-    experiment = Experiment(**options)
+    experiment, objective = Experiment(**options), Objective(slo_ttft, slo_itl)
+    arrivals, runs = _run(experiment, objective)
+    summaries = [[run.summary for run in runs]]
+    for more in range(1, num_seeds):
+        again = dataclasses.replace(experiment, seed=experiment.seed + more)
+        summaries.append([run.summary for run in _run(again, objective)[1]])
+    facts = experiment.facts(arrivals)
+    if report is not None:
+        _write_report(report, facts, runs)
+    if as_json:
+        click.echo(json.dumps(_as_object(experiment, arrivals, facts, summaries)))
+    else:
+        _print(facts, runs)
+        if num_seeds > 1:
+            _print_tables([seeds_table(standings(summaries), num_seeds)])
+
+
+def _run(experiment: Experiment, objective: Objective) -> tuple[list[Arrival], list[Run]]:
+    """The requests, and what became of them. Raises UsageError."""
     try:
         variants, arrivals = experiment.variants(), experiment.arrivals()
     except (ExperimentError, TraceError) as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:
         raise click.UsageError(f"cannot read the trace: {error}") from error
-    facts = experiment.facts(arrivals)
     with _progress() as progress:
-        preparing = progress.add_task("hashing prompts", total=len(arrivals))
+        preparing = progress.add_task(f"seed {experiment.seed}: hashing prompts", total=len(arrivals))
         workload = prepare(arrivals, lambda done: progress.update(preparing, completed=done))
         progress.remove_task(preparing)
         tasks = {each.name: progress.add_task(each.name, total=len(arrivals), start=False) for each in variants}
@@ -119,13 +148,7 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
             progress.start_task(tasks[name])
             progress.update(tasks[name], completed=ended)
 
-        runs = compare(variants, workload, Objective(slo_ttft, slo_itl), show)
-    if report is not None:
-        _write_report(report, facts, runs)
-    if as_json:
-        click.echo(json.dumps(_as_object(experiment, arrivals, facts, runs)))
-    else:
-        _print(facts, runs)
+        return arrivals, compare(variants, workload, objective, show)
 
 
 def _progress() -> Progress:
@@ -144,13 +167,18 @@ def _print(facts: dict[str, str], runs: list[Run]) -> None:
     console = Console(highlight=False)
     for name, value in facts.items():
         console.print(f"[bold]{name:12s}[/bold] {value}", soft_wrap=True)
-    for table in results_tables([run.summary for run in runs]):
-        console.print()
-        console.print(table)
+    _print_tables(results_tables([run.summary for run in runs]))
     for run in runs:
         errors = sorted({outcome.error for outcome in run.result.outcomes if outcome.error})
         for error in errors[:3]:
             console.print(f"{run.summary.policy}: {error}", soft_wrap=True)
+
+
+def _print_tables(tables: Sequence[Table]) -> None:
+    console = Console(highlight=False)
+    for table in tables:
+        console.print()
+        console.print(table)
 
 
 def _write_report(path: Path, facts: dict[str, str], runs: list[Run]) -> None:
@@ -162,19 +190,26 @@ def _write_report(path: Path, facts: dict[str, str], runs: list[Run]) -> None:
 
 
 def _as_object(
-    experiment: Experiment, arrivals: list[Arrival], facts: dict[str, str], runs: list[Run]
+    experiment: Experiment, arrivals: list[Arrival], facts: dict[str, str], by_seed: Sequence[Sequence[Summary]]
 ) -> dict[str, Any]:
-    """For scripts."""
-    return {
+    """For scripts. `policies` are those of the first seed; `seeds`, where there are several, has all of them."""
+    told = {
         "experiment": dataclasses.asdict(experiment),
         "facts": facts,
         "requests": len(arrivals),
-        "policies": [
-            dataclasses.asdict(run.summary)
-            | {
-                "max_to_mean_work": run.summary.max_to_mean_work,
-                "split": dataclasses.asdict(run.summary.split),
-            }
-            for run in runs
-        ],
+        "policies": [_summary_as_object(summary) for summary in by_seed[0]],
+    }
+    if len(by_seed) > 1:
+        told["seeds"] = [
+            {"seed": experiment.seed + number, "policies": [_summary_as_object(each) for each in summaries]}
+            for number, summaries in enumerate(by_seed)
+        ]
+        told["over_seeds"] = [dataclasses.asdict(standing) for standing in standings(by_seed)]
+    return told
+
+
+def _summary_as_object(summary: Summary) -> dict[str, Any]:
+    return dataclasses.asdict(summary) | {
+        "max_to_mean_work": summary.max_to_mean_work,
+        "split": dataclasses.asdict(summary.split),
     }

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from deploy.lab.repetition import Standing
 from loadtest.statistics import Summary
 from loadtest.svg import number
 
@@ -62,6 +63,27 @@ def _throughput(summaries: Sequence[Summary]) -> Table:
         )
     table.caption = (
         "tokens and requests answered to the end, over the whole time from the first to the last answer's end"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def seeds_table(standings: Sequence[Standing], num_seeds: int) -> Table:
+    """Policies over several seeds, the soonest first."""
+    table = _table(f"{num_seeds} seeds", "hit rate", "TTFT s", "±", "tokens out/s", "TTFT over best", "±")
+    for each in sorted(standings, key=lambda standing: standing.ttft_over_best):
+        table.add_row(
+            each.policy,
+            f"{each.hit_rate:.3f}",
+            number(each.ttft_s),
+            number(each.ttft_error_s),
+            number(each.output_tokens_per_s),
+            f"{each.ttft_over_best:.3f}",
+            f"{each.ttft_over_best_error:.3f}",
+        )
+    table.caption = (
+        "means over the seeds, with their standard errors; over best: seed by seed. The tables above are of the first "
+        "seed"
     )
     table.caption_justify = "left"
     return table

@@ -20,9 +20,10 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
+from deploy.lab.repetition import paired
 from loadtest.catalog import CATALOG
 from router.policies import Policy, make_policy
-from tests.bench.candidate_grid import PUBLISHED, Cell, Cells, Spot, Standing, paired, ratios, standings
+from tests.bench.candidate_grid import PUBLISHED, Cell, Cells, Spot, Standing, ratios, standings
 from tests.bench.candidate_policies import CANDIDATES, Dealt
 
 DEFAULT = "min_cost"
@@ -151,8 +152,9 @@ def _against_best_other(standing: dict[str, Standing]) -> str:
     if DEFAULT not in standing or not others:
         return ""
     best = min(others, key=lambda name: fmean(standing[name].ttft_s_by_seed.values()))
-    mean, error = paired(standing[DEFAULT], standing[best])
-    return f"; {DEFAULT} over {best}, paired: {mean:.3f} +- {error:.3f}"
+    ours, theirs = standing[DEFAULT].ttft_s_by_seed, standing[best].ttft_s_by_seed
+    mean, error = paired([ours[seed] for seed in ours], [theirs[seed] for seed in ours])
+    return f"; {DEFAULT} over {best}, paired: {mean:.3f} ± {error:.3f}"
 
 
 def _pair(standing: dict[str, Standing], name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median, stdev
+from statistics import median
 
 from deploy.lab.capacity import requests_per_s
 from deploy.lab.comparison import Variant, compare
@@ -158,13 +158,6 @@ def ratios(standing: Mapping[str, Standing], name: str) -> tuple[float, float]:
     most_tokens = max(each.output_tokens_per_s for each in rated)
     ours = standing[name]
     return ours.ttft_s / best_ttft_s, ours.output_tokens_per_s / most_tokens
-
-
-def paired(ours: Standing, theirs: Standing) -> tuple[float, float]:
-    """Mean over the seeds of the ratio of TTFTs, and its standard error; infinite with one seed."""
-    by_seed = [ttft_s / theirs.ttft_s_by_seed[seed] for seed, ttft_s in ours.ttft_s_by_seed.items()]
-    error = stdev(by_seed) / len(by_seed) ** 0.5 if len(by_seed) > 1 else float("inf")
-    return fmean(by_seed), error
 
 
 def _staged(spot: Spot) -> tuple[Prepared, Experiment, float]:

@@ -72,3 +72,16 @@ def test_an_unknown_workload_or_policy_is_a_usage_error_that_says_what_there_is(
         result = CliRunner().invoke(lab, arguments)
         assert result.exit_code == 2
         assert said in result.output
+
+
+def test_several_seeds_say_how_sure_a_difference_is():
+    arguments = ["--workers", "2", "--requests", "20", "--policy", "min_cost,round_robin", "--seed", "5"]
+    printed = CliRunner().invoke(lab, [*arguments, "--seeds", "3"])
+    assert printed.exit_code == 0, printed.output
+    assert all(word in printed.stdout for word in ("3 seeds", "TTFT over best", "±"))
+    found = json.loads(CliRunner().invoke(lab, [*arguments, "--seeds", "3", "--json"]).stdout)
+    assert [each["seed"] for each in found["seeds"]] == [5, 6, 7]
+    assert found["seeds"][0]["policies"] == found["policies"]
+    assert found["seeds"][1]["policies"] != found["policies"], "another seed is another draw"
+    assert {each["policy"] for each in found["over_seeds"]} == {"min_cost", "round_robin"}
+    assert "seeds" not in json.loads(CliRunner().invoke(lab, [*arguments, "--json"]).stdout)

@@ -1,0 +1,58 @@
+"""A comparison on several seeds: what one seed gives may be luck, most of all in the tails and on small fleets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from loadtest.statistics import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A policy over all seeds. Means, but for what is called an error."""
+
+    policy: str
+    hit_rate: float
+    ttft_s: float
+    ttft_error_s: float
+    """Standard error of the mean, as all errors here; 0 with one seed."""
+    output_tokens_per_s: float
+    ttft_over_best: float
+    """Mean of the ratios to the policy with the least mean TTFT, seed by seed, so that what all policies find hard on a
+    seed cancels out."""
+    ttft_over_best_error: float
+
+
+def standings(by_seed: Sequence[Sequence[Summary]]) -> list[Standing]:
+    """Of each policy. All seeds have the same policies, in the same order."""
+    by_policy = list(zip(*by_seed, strict=True))
+    best = min(by_policy, key=lambda summaries: fmean(each.ttft_s.mean for each in summaries))
+    found = []
+    for summaries in by_policy:
+        over_best = paired(*([each.ttft_s.mean for each in of] for of in (summaries, best)))
+        ttfts_s = [each.ttft_s.mean for each in summaries]
+        found.append(
+            Standing(
+                policy=summaries[0].policy,
+                hit_rate=fmean(each.hit_rate for each in summaries),
+                ttft_s=fmean(ttfts_s),
+                ttft_error_s=standard_error(ttfts_s),
+                output_tokens_per_s=fmean(each.output_tokens_per_s for each in summaries),
+                ttft_over_best=over_best[0],
+                ttft_over_best_error=over_best[1],
+            )
+        )
+    return found
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Mean of the ratios, seed by seed, and its standard error. A ratio of two nothings is 1."""
+    ratios = [mine / other if other else 1.0 for mine, other in zip(ours, theirs, strict=True)]
+    return fmean(ratios), standard_error(ratios)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of the values; 0 of one, which tells nothing."""
+    return float(stdev(values)) / len(values) ** 0.5 if len(values) > 1 else 0.0
