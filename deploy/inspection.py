@@ -115,7 +115,7 @@ def _compiler() -> Finding:
     try:
         kernels = Kernels(1)
     except KernelsUnavailable as error:
-        advice = "install a C compiler (gcc or clang): without it, steps on a CPU take about twice as long"
+        advice = f"{error.advice}: without kernels, steps on a CPU take about twice as long"
         return Finding("kernels", f"none: {error}", advice)
     what = "attention and whole steps" if kernels.has_linears else "attention"
     return Finding("kernels", f"{what} in C, using {kernels.features}")

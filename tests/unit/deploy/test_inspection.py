@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 import torch
 
-from deploy.inspection import _attention
+from deploy.inspection import _attention, _compiler
 from worker.runner.attention import backends
 from worker.runner.attention.flash import find_flash
+from worker.runner.kernels.library import load_library
 
 
 def _absent(name: str) -> object:
@@ -34,3 +35,11 @@ def test_a_gpu_is_told_its_attention_and_why_no_faster_one(hopper: torch.device)
 
 def test_on_a_cpu_the_kernels_say_it() -> None:
     assert _attention(None, torch.device("cpu"), torch.float32) == []
+
+
+def test_why_there_are_no_kernels_is_told_with_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_library.cache_clear()
+    monkeypatch.setenv("CC", "false")
+    finding = _compiler()
+    assert finding.fact == "none: false failed: no message"
+    assert finding.advice.startswith("set CC to a C compiler that works here: without kernels")

@@ -1,87 +1,184 @@
 """Compiles the kernels: C files of this directory become one shared library in the user's cache.
 
 The library's name is a hash of the sources, the compiler and the features of the CPU that it compiles for, so a new
-version, another compiler or another machine (home directories may be shared) gets its own. It is put in place by a
-rename: workers that start at the same time do not see half of a file, and the last one's stays.
+version, another compiler or another machine (home directories may be shared) gets its own. Workers that start at the
+same time take turns, so that one compiles and the others find what it made; it is put in place by a rename, so nobody
+sees half of a file. Where nothing can be kept, each process compiles its own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import logging
 import os
 import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+"""In workers it is logged like the rest; commands that set up no logs have warnings on stderr, beside their answer."""
 _SOURCES = Path(__file__).parent
 _COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi")
-_TIMEOUT_S = 120
+_FOR_THIS_CPU = ("-march=native", "-mcpu=native")
+"""Some compilers know only the second, on ARM."""
+_FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi")
+_TIMEOUT_S = 120.0
+_INSTALL = "install a C compiler (gcc or clang)"
 
 
 class KernelsUnavailable(Exception):
-    """There are no kernels on this machine; the message says why."""
+    """There are no kernels on this machine; the message says why, `advice` what to change, where that is known."""
+
+    def __init__(self, why: str, advice: str = "") -> None:
+        super().__init__(why)
+        self.advice = advice
 
 
 def find_compiler() -> list[str] | None:
-    """The command of the C compiler: $CC, or the first of the usual ones."""
-    chosen = os.environ.get("CC")
+    """The command of the C compiler: $CC, or the first of the usual ones. Raises KernelsUnavailable for a wrong $CC."""
+    try:
+        chosen = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise KernelsUnavailable(f"$CC is not a command: {error}", "set CC to a C compiler, or unset it") from error
     if chosen:
-        return shlex.split(chosen)
+        return chosen
     return next(([path] for name in _COMPILERS if (path := shutil.which(name))), None)
 
 
-def compiled_library() -> Path:
-    """The library, compiled now if need be, which takes some seconds. Raises KernelsUnavailable."""
+def load_compiled(load: Callable[[Path], T]) -> T:
+    """What `load` makes of the library, which is compiled before, if need be; that takes some seconds.
+
+    A library that `load` has an OSError for (cut off by a full disk or a crash) is compiled anew, once. The file may be
+    gone when this returns. Raises KernelsUnavailable.
+    """
     compiler = find_compiler()
     if compiler is None:
-        raise KernelsUnavailable("no C compiler (cc, gcc, clang or $CC)")
-    name = f"kernels-{_fingerprint(compiler)}.so"
-    for directory in _cache_directories():
-        library = directory / name
-        if library.exists():
-            return library
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=directory) as scratch:
-                built = Path(scratch) / name
-                _compile(compiler, built)
-                built.replace(library)
-        except OSError:
-            continue
-        return library
-    raise KernelsUnavailable("no directory to keep the compiled kernels in; set XDG_CACHE_HOME to one that is writable")
+        raise KernelsUnavailable("no C compiler (cc, gcc, clang or $CC)", _INSTALL)
+    command = [*compiler, _flag_for_this_cpu(compiler), *_FLAGS]
+    name = f"kernels-{_fingerprint(command)}.so"
+    try:
+        return _loaded_from(_own_cache() / name, command, load)
+    except OSError as error:
+        _log.warning("the compiled kernels cannot be kept, every start compiles them: %s", error)
+    try:
+        with tempfile.TemporaryDirectory(prefix="radixfleet-") as scratch:
+            _compile(command, Path(scratch) / name)
+            return load(Path(scratch) / name)
+    except OSError as error:
+        raise KernelsUnavailable(
+            f"the compiled kernels can be neither kept nor loaded: {error}",
+            "set XDG_CACHE_HOME to a directory of your own from which programs may run",
+        ) from error
 
 
-def _cache_directories() -> list[Path]:
-    """The user's cache. Never a shared directory: whoever can write there could plant code."""
+def _own_cache() -> Path:
+    """The user's cache. Raises OSError where it is none: whoever else can write there could plant code."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return [(Path(base) if base else Path.home() / ".cache") / "radixfleet"]
+    try:
+        directory = (Path(base) if base else Path.home() / ".cache") / "radixfleet"
+    except RuntimeError as error:  # a user without a home
+        raise OSError(str(error)) from error
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = directory.stat()
+    if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{directory} can be written to by others")
+    return directory
 
 
-def _fingerprint(compiler: list[str]) -> str:
+@contextmanager
+def _turn(directory: Path) -> Iterator[None]:
+    """Waits for others that compile."""
+    with (directory / "kernels.lock").open("w") as lock:
+        with suppress(OSError):  # file systems without locks: then all compile
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _loaded_from(library: Path, command: list[str], load: Callable[[Path], T]) -> T:
+    if library.exists():
+        try:
+            return load(library)
+        except OSError as error:
+            _log.warning("the compiled kernels cannot be loaded and are compiled anew: %s", error)
+            library.unlink(missing_ok=True)
+    with _turn(library.parent):
+        if not library.exists():
+            _build(library, command)
+    return load(library)
+
+
+def _build(library: Path, command: list[str]) -> None:
+    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+        built = Path(scratch) / library.name
+        _compile(command, built)
+        with built.open("rb") as file:
+            os.fsync(file.fileno())  # a rename that outlives a crash must not leave an empty file
+        built.replace(library)
+
+
+def _flag_for_this_cpu(compiler: list[str]) -> str:
+    for flag in _FOR_THIS_CPU[:-1]:
+        if _finished(_features_command([*compiler, flag])).returncode == 0:
+            return flag
+    return _FOR_THIS_CPU[-1]
+
+
+def _features_command(command: list[str]) -> list[str]:
+    return [*command, "-dM", "-E", "-x", "c", os.devnull]
+
+
+def _fingerprint(command: list[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(_SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    digest.update(" ".join(_FLAGS).encode())
-    digest.update(_run([*compiler, "--version"]))
-    digest.update(_run([*compiler, "-march=native", "-dM", "-E", "-x", "c", os.devnull]))
+    digest.update(shlex.join(command).encode())
+    digest.update(_output([*command, "--version"]))
+    digest.update(_output(_features_command(command)))
     return digest.hexdigest()[:24]
 
 
-def _compile(compiler: list[str], target: Path) -> None:
+def _compile(command: list[str], target: Path) -> None:
+    _log.info("compiling the kernels in C with %s, which takes some seconds, once for this machine", command[0])
     sources = [str(path) for path in sorted(_SOURCES.glob("*.c"))]
-    _run([*compiler, *_FLAGS, "-shared", *sources, "-lm", "-o", str(target)])
+    _output([*command, "-shared", *sources, "-lm", "-o", str(target)])
 
 
-def _run(command: list[str]) -> bytes:
-    try:
-        done = subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise KernelsUnavailable(f"{command[0]} does not work: {error}") from error
+def _output(command: list[str]) -> bytes:
+    done = _finished(command)
     if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise KernelsUnavailable(f"{command[0]} failed: {lines[0] if lines else 'no message'}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        said = next((line for line in lines if "error" in line), lines[0])
+        raise KernelsUnavailable(f"{command[0]} failed: {said}", "set CC to a C compiler that works here")
     return done.stdout
+
+
+def _finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    """Runs a compiler, in a process group of its own: where it is broken off, what it has started ends too."""
+    try:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                output, errors = process.communicate(timeout=_TIMEOUT_S)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+    except subprocess.TimeoutExpired as error:
+        raise KernelsUnavailable(f"{command[0]} did not end within {_TIMEOUT_S:.0f} s", _INSTALL) from error
+    except OSError as error:
+        raise KernelsUnavailable(f"{command[0]} does not work: {error}", _INSTALL) from error
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)

@@ -9,7 +9,7 @@ from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_vo
 
 from torch import Tensor
 
-from worker.runner.kernels.compiler import KernelsUnavailable, compiled_library
+from worker.runner.kernels.compiler import KernelsUnavailable, load_compiled
 
 
 class Batch(Structure):
@@ -132,10 +132,7 @@ _FUNCTIONS = {
 @functools.cache
 def load_library() -> ctypes.CDLL:
     """The library, compiled if need be. Raises KernelsUnavailable."""
-    try:
-        library = ctypes.CDLL(str(compiled_library()))
-    except OSError as error:
-        raise KernelsUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
+    library = load_compiled(lambda path: ctypes.CDLL(str(path)))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
@@ -151,7 +148,7 @@ class Kernels:
         self.library = load_library()
         team = self.library.rf_team_create(num_threads)
         if not team:
-            raise KernelsUnavailable("no memory for the threads of the kernels")
+            raise KernelsUnavailable("no memory for the threads of the kernels", "free memory, or give fewer threads")
         self.team: int = team
         # At the interpreter's end a thread may still compute: the team then ends with the process.
         weakref.finalize(self, self.library.rf_team_destroy, team).atexit = False

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import structlog
 import torch
 
 from tests.support.tiny_model import tiny_model
+from tests.support.waiting import wait_until
 from worker.model.configuration import load_config
 from worker.runner.attention.backends import open_kernels
 from worker.runner.attention.cpu import CpuBackend
 from worker.runner.devices import DeviceError
+from worker.runner.kernels import compiler as kernel_compiler
 from worker.runner.kernels import library
-from worker.runner.kernels.compiler import KernelsUnavailable, compiled_library, find_compiler
+from worker.runner.kernels.compiler import KernelsUnavailable, find_compiler, load_compiled
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
@@ -32,25 +38,176 @@ def no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library.load_library.cache_clear()
 
 
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a script $CC: what it "compiles" is a text."""
+
+    def make(compiles: str) -> None:
+        script = tmp_path / "cc"
+        target = 'while [ "$1" != -o ]; do shift; done'
+        script.write_text(f'#!/bin/sh\ncase "$*" in *-dM*|*--version) exit 0;; esac\n{target}\n{compiles}\n')
+        script.chmod(0o700)
+        monkeypatch.setenv("CC", str(script))
+
+    return make
+
+
+def text_of(library: Path) -> str:
+    """In place of loading it; refuses what has no end, as the loader does."""
+    text = library.read_text()
+    if not text.endswith("end\n"):
+        raise OSError("file too short")
+    return text
+
+
+def libraries(cache: Path) -> list[Path]:
+    return sorted(cache.glob("*.so"))
+
+
 @needs_compiler
 def test_the_library_is_compiled_once_for_each_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = compiled_library()
-    assert os.listdir(cache) == [path.name]
+    path = load_compiled(lambda library: library)
+    assert libraries(cache) == [path]
     written = path.stat().st_mtime_ns
-    assert compiled_library() == path
+    assert load_compiled(lambda library: library) == path
     assert path.stat().st_mtime_ns == written
     compiler = find_compiler()
     assert compiler is not None
     monkeypatch.setenv("CC", f"{compiler[0]} -DRF_ANOTHER_COMPILER=1")
-    other = compiled_library()
-    assert set(os.listdir(cache)) == {path.name, other.name}
+    other = load_compiled(lambda library: library)
+    assert libraries(cache) == sorted([path, other])
     assert other != path
 
 
-def test_a_compiler_that_fails_is_named_with_its_message(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_who_come_at_once_one_compiles(compiler: Callable[[str], None], cache: Path, tmp_path: Path) -> None:
+    compiler(f'echo compiled >> {tmp_path}/log; echo end > "$2"')
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda _: load_compiled(text_of), range(4)))
+    assert texts == ["end\n"] * 4
+    assert (tmp_path / "log").read_text() == "compiled\n"
+    assert len(libraries(cache)) == 1
+
+
+def test_a_library_that_was_cut_off_is_compiled_anew(
+    compiler: Callable[[str], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler('echo end > "$2"')
+    load_compiled(text_of)
+    (library,) = libraries(cache)
+    library.write_text("")
+    assert load_compiled(text_of) == "end\n"
+    assert library.read_text() == "end\n"
+    assert "compiled anew: file too short" in caplog.text
+
+
+def test_a_library_that_never_loads_is_no_kernels(compiler: Callable[[str], None], cache: Path) -> None:
+    compiler('echo half > "$2"')
+    with pytest.raises(KernelsUnavailable, match="file too short") as caught:
+        load_compiled(text_of)
+    assert "XDG_CACHE_HOME" in caught.value.advice
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
+
+
+def test_without_a_place_to_keep_it_every_start_compiles(
+    compiler: Callable[[str], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler('echo end > "$2"')
+    cache.write_text("a file where the directory should be")
+    place, text = load_compiled(lambda library: (library, text_of(library)))
+    assert text == "end\n"
+    assert not place.exists()
+    assert "every start compiles them" in caplog.text
+
+
+def test_a_user_without_a_home_has_kernels(
+    compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    compiler('echo end > "$2"')
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", fail)
+    assert load_compiled(text_of) == "end\n"
+    assert "home" in caplog.text
+
+
+def test_nothing_is_loaded_from_where_others_can_write(
+    compiler: Callable[[str], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler('echo end > "$2"')
+    load_compiled(text_of)
+    (library,) = libraries(cache)
+    library.write_text("planted, end\n")
+    cache.chmod(0o777)
+    assert load_compiled(text_of) == "end\n"
+    assert "can be written to by others" in caplog.text
+
+
+def test_a_library_of_an_image_is_used_where_nothing_can_be_written(
+    compiler: Callable[[str], None], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler('echo end > "$2"')
+    load_compiled(text_of)
+    (library,) = libraries(cache)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(kernel_compiler, "_turn", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
+    assert load_compiled(lambda path: path) == library
+
+
+def test_a_compiler_that_fails_is_named_with_its_message(
+    compiler: Callable[[str], None], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler("echo In file included from here >&2; echo x.c: error: no such thing >&2; exit 1")
+    with pytest.raises(KernelsUnavailable, match=r"cc failed: x\.c: error: no such thing"):
+        load_compiled(text_of)
+    assert libraries(cache) == []
     monkeypatch.setenv("CC", "false")
-    with pytest.raises(KernelsUnavailable, match="false failed"):
-        compiled_library()
+    with pytest.raises(KernelsUnavailable, match="false failed: no message"):
+        load_compiled(text_of)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(KernelsUnavailable, match="no-such-compiler does not work"):
+        load_compiled(text_of)
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+    compiler: Callable[[str], None], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, pid = tmp_path / "gate", tmp_path / "pid"
+    os.mkfifo(gate)
+    compiler(f"cat {gate} & echo $! > {pid}; wait")
+    monkeypatch.setattr(kernel_compiler, "_TIMEOUT_S", 1.0)
+    with pytest.raises(KernelsUnavailable, match="did not end within 1 s"):
+        load_compiled(text_of)
+    wait_until(lambda: not runs(pid))
+    assert libraries(cache) == []
+
+
+def runs(pid: Path) -> bool:
+    try:
+        return psutil.Process(int(pid.read_text())).status() != psutil.STATUS_ZOMBIE
+    except (OSError, ValueError, psutil.NoSuchProcess):  # it was ended before it could say its number
+        return False
+
+
+@pytest.mark.parametrize("wrong", ["gcc '-O2", 'gcc "'])
+def test_a_cc_that_is_no_command_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("CC", wrong)
+    with pytest.raises(KernelsUnavailable, match=r"\$CC is not a command") as caught:
+        load_compiled(text_of)
+    assert "unset it" in caught.value.advice
+    assert not cache.exists()
+
+
+def test_an_empty_cc_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    usual = find_compiler()
+    monkeypatch.setenv("CC", "  ")
+    assert find_compiler() == usual
 
 
 @pytest.mark.usefixtures("no_compiler")
