@@ -39,6 +39,7 @@ NODE = '{"worker_slot": 2}'
 ORPHAN_S = 10.0
 RECOVERY_S = 180.0
 _LAST_ENDS_S = 300.0
+_POLL_S = 0.5
 FLEET = """
 routers:
   count: ROUTERS
@@ -155,9 +156,8 @@ class Stage:
             None if notice_s is None else self.load.first_change(notice_s, lambda workers: len(workers) == len(before))
         )
         full_s = whole or time.monotonic()
-        while_orphans_s = max(0.0, at_s + ORPHAN_S - time.monotonic())
-        time.sleep(max(self.window_s, while_orphans_s))
-        orphans = set(pids) & set(self.host.processes())
+        time.sleep(self.window_s)
+        orphans = self._left_of(pids, at_s + ORPHAN_S)
         rows = [
             row for row in self.load.requests if at_s - 60 <= row["began_s"] and at_s <= row["ended_s"] <= full_s + 1
         ]
@@ -178,6 +178,12 @@ class Stage:
             ),
             len(orphans),
         )
+
+    def _left_of(self, pids: Sequence[int], until_s: float) -> set[int]:
+        """Who lives then; earlier, when nobody does any more."""
+        while (left := set(pids) & set(self.host.processes())) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
+        return left
 
     def _noticed(self, name: str, victims: Sequence[str], at_s: float) -> list[float]:
         """When each of the victims was first left out."""

@@ -137,6 +137,8 @@ class RayHost:
             options += ["--num-cpus=1", f"--autoscaling-config={autoscaling_config}"]
             # Its nodes are further raylets of this host. The head then has the same id each time that it starts.
             self.more_environment |= {"RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+        else:
+            options.append("--no-monitor")
         self._ray_start(*options)
 
     def ray_node(self, resources: str) -> None:
@@ -161,7 +163,8 @@ class RayHost:
     def _ray_start(self, *options: str) -> None:
         """Ray gives up after 30 s, whatever else the machine has to do, and no setting of its own changes that: so what
         it left is ended, and it tries again."""
-        command = (str(BIN / "ray"), "start", "--object-store-memory=80000000", "--disable-usage-stats", *options)
+        less = ("--object-store-memory=80000000", "--disable-usage-stats", "--include-log-monitor=false")
+        command = (str(BIN / "ray"), "start", *less, *options)
         before = set(self.processes())
         for _ in range(_STARTS):
             # Ray's processes outlive the command and would hold its pipes open.
@@ -239,6 +242,7 @@ class RayHost:
             "PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
+            "RAY_prestart_worker_first_driver": "0",  # workers in advance, one a CPU of each node
             "RAY_gcs_server_port_wait_time_s": "120",  # a head may start while much else does
             # A raylet that is gone is noticed within two seconds, not ten.
             "RAY_health_check_initial_delay_ms": "1000",
