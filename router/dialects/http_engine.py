@@ -55,6 +55,16 @@ class _Model(msgspec.Struct):
     parent: str | None = None
     """The model that an adapter belongs to."""
     max_model_len: int | None = None
+    meta: Any = None
+    """Of llama.cpp's: an object whose n_ctx is the context of each of its slots."""
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Longest prompt and answer together; None: it is not told."""
+        told = self.max_model_len
+        if told is None and isinstance(self.meta, dict) and isinstance(self.meta.get("n_ctx"), int):
+            told = self.meta["n_ctx"]
+        return told if told and told > 0 else None
 
 
 class _Models(msgspec.Struct):
@@ -113,9 +123,7 @@ class HttpSpeaker:
             worker_id=self._address.name,
             incarnation=self._incarnation,
             status=await self._health(),
-            model=inference_pb2.ModelInfo(
-                model=self._model.id, max_context_tokens=max(0, self._model.max_model_len or 0)
-            ),
+            model=inference_pb2.ModelInfo(model=self._model.id, max_context_tokens=self._model.context_tokens or 0),
             capacity=worker_pb2.Capacity(kv_tokens=_ASSUMED_KV_TOKENS),
             version=f"openai {self._model.owned_by or ''}".strip(),
             block_scheme=BLOCK_SCHEME,
@@ -166,7 +174,7 @@ class HttpSpeaker:
         execution_id = secrets.token_hex(12)
         sampling = sampling_params(request.sampling)
         answer = self._answer(request, sampling, execution_id)
-        forms = HttpForms(self._kind, self._model.max_model_len, takes_ids=self._takes_ids is not False)
+        forms = HttpForms(self._kind, self._model.context_tokens, takes_ids=self._takes_ids is not False)
         response = await self._post(forms.of(request, sampling, source), execution_id, ends_at_s)
         try:
             yield answer.start()

@@ -97,13 +97,17 @@ def sampling_fields(kind: Kind, sampling: SamplingParams, *, is_chat: bool) -> d
         "presence_penalty": sampling.presence_penalty or None,
         "logit_bias": {str(token_id): bias for token_id, bias in sampling.logit_bias} or None,
     }
-    # Always: an engine may have defaults of its own for these.
+    # Always, as all in _FILTERS below: an engine has defaults of its own for these, or its model's authors have.
     fields: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
     fields |= {name: value for name, value in own.items() if value is not None}
     for ours, theirs in kind.fields.items():
         value = getattr(sampling, ours)
-        if value != _DEFAULTS[ours]:
+        if ours in _FILTERS:
+            fields[theirs] = value or _FILTERS[ours]
+        elif value != _DEFAULTS[ours]:
             fields[theirs] = list(value) if isinstance(value, tuple) else value
+    if kind.name == "llama.cpp" and (fields["repeat_penalty"] != 1 or _PENALTIES & fields.keys()):
+        fields["repeat_last_n"] = -1  # penalties count the whole text, not the last 64 tokens
     if kind.tells_tokens:
         fields["return_token_ids"] = True
     if sampling.logprobs is not None:
@@ -116,10 +120,10 @@ def sampling_fields(kind: Kind, sampling: SamplingParams, *, is_chat: bool) -> d
     return fields | _grammar_fields(kind, sampling, is_chat=is_chat)
 
 
+_FILTERS: Mapping[str, Any] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What shapes every token, and how an engine is told to leave it alone: llama.cpp's own are top_k 40 and min_p 0.05."""
+_PENALTIES = frozenset({"frequency_penalty", "presence_penalty"})
 _DEFAULTS: Mapping[str, Any] = {
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
     "ignore_eos": False,
     "min_new_tokens": 0,
     "stop_token_ids": (),

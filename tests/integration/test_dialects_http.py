@@ -210,6 +210,26 @@ async def test_parameters_are_sent_in_the_words_of_each_kind() -> None:
             body = engine.calls[0].body
             assert {name: body[name] for name in expected} == expected
             assert (body[penalty], body["stop"], body["frequency_penalty"]) == (1.1, ["zz"], 0.5)
+            assert body.get("repeat_last_n") == (-1 if owner == "llamacpp" else None)
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang", "llamacpp"])
+async def test_an_engines_own_defaults_are_switched_off(owner: str) -> None:
+    """llama.cpp's are top_k 40 and min_p 0.05, and vLLM takes those of the model's authors: an answer would depend on
+    where it is made."""
+    engine = OpenAiEngine(owned_by=owner)
+    async with behind_router(engine) as fleet:
+        await fleet.client.complete("hello", max_new_tokens=2)
+        body = engine.calls[0].body
+        penalty = "repeat_penalty" if owner == "llamacpp" else "repetition_penalty"
+        assert (body["top_k"], body["min_p"], body[penalty]) == (-1, 0.0, 1.0)
+        assert "repeat_last_n" not in body
+
+
+@pytest.mark.parametrize(("meta", "context"), [({"n_ctx": 2048}, 2048), ({"n_ctx": "?"}, 0), ("?", 0), ({}, 0)])
+async def test_the_context_of_llama_cpps_slots_is_the_models(meta: Any, context: int) -> None:
+    async with behind_router(OpenAiEngine(owned_by="llamacpp", max_model_len=None, meta=meta)) as fleet:
+        assert (await fleet.client.model_info()).max_context_tokens == context
 
 
 async def test_what_an_engine_does_not_know_is_refused_with_its_name() -> None:

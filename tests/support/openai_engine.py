@@ -52,6 +52,8 @@ class OpenAiEngine:
     others: list[dict[str, Any]] = field(default_factory=list)
     """More entries of its list of models."""
     max_model_len: int | None = 4096
+    meta: Any = None
+    """What llama.cpp tells of a model in its list, and engines of others in forms of their own."""
     takes_ids: bool = True
     has_completions: bool = True
     has_health: bool = True
@@ -140,6 +142,8 @@ class OpenAiEngine:
         entry = {"id": self.model, "object": "model", "owned_by": self.owned_by}
         if self.max_model_len is not None:
             entry |= {"max_model_len": self.max_model_len}
+        if self.meta is not None:
+            entry |= {"meta": self.meta}
         return JSONResponse({"object": "list", "data": [entry, *self.others]})
 
     def _is_locked(self, request: Request) -> bool:

@@ -1,0 +1,195 @@
+"""llama.cpp's own server behind our router, a worker of ours by nothing but HTTP: `python -m tests.interop.llama_cpp`.
+
+First beside our own worker in one fleet: both serve the same two-layer Llama, made in code and written as one GGUF file
+in float32, so that greedy answers must be equal. Then alone behind a router that knows no tokenizer, where prompts go
+as text. Compiles the server where `radixfleet bench engine --peers llama.cpp --install` has not. Prints what it saw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import tempfile
+import urllib.request
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from deploy.bench.peers import llama_cpp
+from deploy.bench.peers.environments import peers_directory
+from radixfleet.answers import Completion, Delta
+from radixfleet.client import Client
+from radixfleet.errors import InvalidRequest
+from tests.interop.engines import free_port, process, router_command, say, until, worker_command
+from tests.interop.vllm import prompt_of_words, serving
+from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_model import tiny_model
+
+_SLOTS, _SLOT_TOKENS = 4, 2048
+_LONG = 1900
+_MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", type=Path, help="a llama-server, instead of compiling one")
+    arguments = parser.parse_args()
+    server = arguments.server or _compiled(peers_directory() / "llama.cpp")
+    folder = Path(tempfile.mkdtemp(prefix="radixfleet-llama-cpp-"))
+    say(f"logs: {folder}")
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        directory = tiny_model(hidden_size=128, num_heads=2, num_kv_heads=1)
+        model = write_gguf(directory, scratch / "tiny.gguf")
+        ports = {name: free_port() for name in ("engine", "worker", "mixed", "alone")}
+        engine = stack.enter_context(process(_command(server, model, ports["engine"]), folder / "llama.log"))
+        ours = ["--dtype", "float32", "--device-memory", "256MiB", "--threads", "1", "--context-length", "2048"]
+        stack.enter_context(process(worker_command(str(model), ports["worker"], "ours", *ours), folder / "worker.log"))
+        url, worker = f"http://127.0.0.1:{ports['engine']}", f"127.0.0.1:{ports['worker']}"
+        stack.enter_context(process(router_command(ports["mixed"], [url, worker]), folder / "mixed.log"))
+        stack.enter_context(process(router_command(ports["alone"], [url]), folder / "alone.log"))
+        asyncio.run(_check(ports, worker, engine, _pieces_of_characters(directory)))
+    return 0
+
+
+def _compiled(folder: Path) -> Path:
+    if not llama_cpp.is_installed(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        llama_cpp.install(folder, say)
+    return llama_cpp.server_path(folder)
+
+
+def _command(server: Path, model: Path, port: int) -> list[str]:
+    options = ["--model", str(model), "--alias", "tiny", "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
+    options += ["--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * _SLOT_TOKENS)]
+    # As exact as our worker: it keeps KV in half precision otherwise.
+    return [str(server), *options, "--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off"]
+
+
+async def _check(ports: dict[str, int], worker: str, engine: subprocess.Popen[bytes], banned: dict[int, float]) -> None:
+    async with (
+        Client(f"127.0.0.1:{ports['mixed']}", timeout_s=120) as mixed,
+        Client(f"127.0.0.1:{ports['alone']}", timeout_s=120) as alone,
+        Client(worker, timeout_s=120) as direct,
+    ):
+        entries = await serving(mixed, engine, workers=2)
+        theirs = next(entry for entry in entries if entry.worker_id.startswith("openai@"))
+        assert theirs.info.model.max_context_tokens == _SLOT_TOKENS
+        name = str(theirs.worker_id)
+        await _equal_answers(mixed, direct, name, banned)
+        await _prefixes(mixed, name)
+        await _parameters(mixed, name, banned)
+        await serving(alone, engine, workers=1)
+        await _alone(alone, name)
+        await _leaving(alone, f"http://127.0.0.1:{ports['engine']}")
+        engine.kill()
+        for number in range(6):
+            answer = await mixed.complete(prompt_of_words(900 + number, 10), max_new_tokens=4)
+            assert answer.started.worker_id == "ours"
+        say("server killed: the next requests went to our worker, none failed")
+
+
+async def _equal_answers(client: Client, direct: Client, name: str, banned: dict[int, float]) -> None:
+    """By their texts: it tells no token ids. Pieces of characters are banned, for who gives what of half a character,
+    and when, differs between the two."""
+    served = {name: 0, "ours": 0}
+    prompts = [prompt_of_words(number, 30) for number in range(24)]
+    asked = (client.complete(prompt, temperature=0, max_new_tokens=24, logit_bias=banned) for prompt in prompts)
+    for prompt, answer in zip(prompts, await asyncio.gather(*asked), strict=True):  # at once: both have to serve
+        reference = await direct.complete(prompt, temperature=0, max_new_tokens=24, logit_bias=banned)
+        served[str(answer.started.worker_id)] += 1
+        assert answer.text == reference.text, f"{answer.text!r} of {answer.started.worker_id}, not {reference.text!r}"
+        assert answer.usage.completion_tokens == reference.usage.completion_tokens
+    assert all(served.values()), served
+    say(f"24 greedy answers of 24 tokens: {served[name]} by llama.cpp, {served['ours']} by ours, all texts equal")
+
+
+def _pieces_of_characters(directory: Path) -> dict[int, float]:
+    """Tokens that are no text by themselves, each with a bias that keeps it out of an answer."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    size = tokenizer.get_vocab_size()
+    return {token_id: -100.0 for token_id in range(size) if not tokenizer.decode([token_id]).isascii()}
+
+
+async def _prefixes(client: Client, name: str) -> None:
+    prompt = await _prompt_at(client, name, 400)
+    again = await client.complete(prompt, max_new_tokens=1)
+    assert again.started.worker_id == name
+    assert again.started.route is not None
+    assert again.usage.cached_tokens >= 128
+    say(
+        f"a prompt of {again.usage.prompt_tokens} tokens once more: routed for its prefix "
+        f"({again.started.route.reason}), predicted {again.started.route.predicted_cached_tokens} cached tokens, "
+        f"the engine counted {again.usage.cached_tokens}"
+    )
+
+
+async def _parameters(client: Client, name: str, banned: dict[int, float]) -> None:
+    """What it knows goes to it as it goes to our worker; what it does not goes to ours."""
+    prompt = await _prompt_at(client, name, 200)
+    whole = await client.complete(prompt, temperature=0, max_new_tokens=16, logit_bias=banned)
+    assert whole.started.worker_id == name
+    stop = whole.text[5:8]
+    stopped = await client.complete(prompt, temperature=0, max_new_tokens=16, logit_bias=banned, stop=[stop])
+    assert (stopped.started.worker_id, stopped.text) == (name, whole.text[: whole.text.index(stop)])
+    seeded = [(await client.complete(prompt, seed=7, temperature=1.0, max_new_tokens=8)).text for _ in range(2)]
+    assert seeded[0] == seeded[1]
+    for options in ({"n": 2}, {"min_new_tokens": 2}, {"stop_token_ids": [3]}, {"regex": "[0-9]+"}, {"logprobs": 1}):
+        done = await client.complete(prompt, max_new_tokens=4, **options)  # type: ignore[arg-type]
+        assert done.started.worker_id == "ours", options
+    say("stop strings and seeds as asked; n, min_new_tokens, stop_token_ids, regex and logprobs went to our worker")
+
+
+async def _alone(client: Client, name: str) -> None:
+    text = await client.complete("the router", temperature=0, max_new_tokens=8, ignore_eos=True)
+    chat = await client.complete(_MESSAGES, temperature=0, max_new_tokens=8, ignore_eos=True)
+    ids = await client.complete([5, 6, 7], temperature=0, max_new_tokens=8, ignore_eos=True)
+    assert {answer.started.worker_id for answer in (text, chat, ids)} == {name}
+    assert [answer.usage.completion_tokens for answer in (text, chat, ids)] == [8, 8, 8]
+    with pytest.raises(InvalidRequest, match="several completions"):
+        await client.complete("the router", n=2, max_new_tokens=2)
+    with pytest.raises(InvalidRequest, match=r"2,?048"):
+        await client.complete(list(range(5, 260)) * 10, max_new_tokens=2)
+    system = {"role": "system", "content": prompt_of_words(77, 300)}
+    cached = []
+    for question in ("one", "two", "three"):
+        answer: Completion = await client.complete([system, {"role": "user", "content": question}], max_new_tokens=4)
+        cached.append(answer.usage.cached_tokens)
+    assert all(cached[1:]), cached
+    say(f"without a tokenizer: text, chat and ids are answered; three chats with one system prompt: {cached} cached")
+
+
+async def _leaving(client: Client, url: str) -> None:
+    async with aclosing(client.generate("the router", max_new_tokens=_LONG, ignore_eos=True)) as events:
+        async for event in events:
+            if isinstance(event, Delta):
+                break
+    await asyncio.to_thread(until, lambda: not any(slot["is_processing"] for slot in _slots(url)), "idle again", 30)
+    longest = max(slot.get("n_prompt_tokens", 0) for slot in _slots(url))  # with what was generated behind it
+    assert longest < _LONG, "it went on without a reader"
+    say(f"a client that left an answer of {_LONG:,} tokens: the server gave it up")
+
+
+def _slots(url: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{url}/slots", timeout=10) as page:
+        told: list[dict[str, Any]] = json.load(page)
+    return told
+
+
+async def _prompt_at(client: Client, worker_id: str, words: int) -> str:
+    """A new prompt, sent once, that went to this worker."""
+    for number in range(100, 200):
+        prompt = prompt_of_words(number * words, words)
+        if (await client.complete(prompt, max_new_tokens=1)).started.worker_id == worker_id:
+            return prompt
+    raise AssertionError(f"no request went to {worker_id}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
