@@ -141,7 +141,7 @@ async def _parameters(client: Client, name: str, banned: dict[int, float]) -> No
     seeded = [(await client.complete(prompt, seed=7, temperature=1.0, max_new_tokens=8)).text for _ in range(2)]
     assert seeded[0] == seeded[1]
     for options in ({"n": 2}, {"min_new_tokens": 2}, {"stop_token_ids": [3]}, {"regex": "[0-9]+"}, {"logprobs": 1}):
-        done = await client.complete(prompt, max_new_tokens=4, **options)  # type: ignore[arg-type]
+        done = await client.complete(prompt, max_new_tokens=4, **options)
         assert done.started.worker_id == "ours", options
     say("stop strings and seeds as asked; n, min_new_tokens, stop_token_ids, regex and logprobs went to our worker")
 
