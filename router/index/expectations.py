@@ -35,6 +35,10 @@ class Expectations:
         """Wait for `blocks`, which are held, or for which `set_due` is called next."""
         self.blocks.update(dict.fromkeys(blocks, _NEVER))
 
+    def among(self, blocks: Iterable[int]) -> list[int]:
+        """Those of `blocks` that are expected."""
+        return list(filter(self.blocks.__contains__, blocks))
+
     def settle(self, blocks: Iterable[int]) -> None:
         """They have come, or are gone."""
         if self.blocks:
@@ -48,7 +52,7 @@ class Expectations:
 
     def set_due(self, blocks: list[int]) -> None:
         """Give a date to those of `blocks` that are expected and not held."""
-        pending = list(filter(self.blocks.__contains__, self._holds.free(blocks)))
+        pending = self._holds.free(self.among(blocks))
         due = self._reports + GRACE_REPORTS
         self.blocks.update(dict.fromkeys(pending, due))
         if self._due and self._due[-1][0] == due:

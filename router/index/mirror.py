@@ -250,7 +250,7 @@ class Mirror:
 
     def _give_up(self, blocks: list[int]) -> list[int]:
         """Nobody computes `blocks` that nothing else holds: those that are only expected leave, and are returned."""
-        dropped = self._drop([block for block in self._holds.free(blocks) if block in self._expected.blocks])
+        dropped = self._drop(self._holds.free(self._expected.among(blocks)))
         self._order.use([block for block in blocks if block in self])
         return dropped
 
