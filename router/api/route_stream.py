@@ -1,7 +1,7 @@
 """One stream of `Fleet.RouteStream`: the requests of a client that streams from the workers itself.
 
     message of the client --> _take: each ask is routed at once, or by a task of its own --> _answers
-    _answers --> _flush, a task: messages, each with all that is ready
+    _answers --> _write_answers, a task: messages, each with all that is ready
 
 A call of gRPC costs the router some 140 us of CPU; a message of a stream costs 20, for all that is in it. Most asks
 are answered in the turn of the event loop that reads them, so what came in one message goes out in one; and what is
@@ -50,34 +50,35 @@ class RouteStream:
         self._leases: Owner = set()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._answers: list[fleet_pb2.RouteAnswer] = []
-        self._writer: asyncio.Task[None] | None = None
-        """While there is something to write."""
+        self._has_answers = asyncio.Event()
         self._num_open = 0
         self._keeps_leases = False
         self._closed_some = asyncio.Event()
 
     async def serve(self, messages: AsyncIterator[fleet_pb2.RouteStreamRequest]) -> None:
         """Until the client ends its side and has every answer, or breaks off, which may look the same for a while."""
+        writer = asyncio.create_task(self._write_answers())
+        writer.add_done_callback(lambda _: self._closed_some.set())
         try:
             async for message in messages:
                 self._take(message)
-                self._write_answers()
-                await self._until_open(MOST_OPEN - 1)
-            await self._until_open(0)
+                self._wake_writer()
+                await self._until_open(MOST_OPEN - 1, writer)
+            await self._until_open(0, writer)
         except (grpc.aio.UsageError, grpc.aio.InternalError):
             pass  # what gRPC calls a client that breaks off
         finally:
-            await self._end()
+            await self._end(writer)
 
-    async def _until_open(self, most: int) -> None:
+    async def _until_open(self, most: int, writer: asyncio.Task[None]) -> None:
         while self._num_open > most:
-            if self._writer is not None and self._writer.done():
-                self._writer.result()  # a client that has gone
+            if writer.done():
+                writer.result()  # a client that has gone
             self._closed_some.clear()
             await self._closed_some.wait()
 
-    async def _end(self) -> None:
-        tasks = [*self._tasks.values(), *([self._writer] if self._writer is not None else [])]
+    async def _end(self, writer: asyncio.Task[None]) -> None:
+        tasks = [*self._tasks.values(), writer]
         for task in tasks:
             task.cancel()
         try:
@@ -141,7 +142,7 @@ class RouteStream:
 
     def _waited(self, number: int) -> None:
         del self._tasks[number]
-        self._write_answers()
+        self._wake_writer()
 
     def _fail(self, number: int, error: Exception) -> None:
         if not isinstance(error, RadixfleetError):
@@ -151,15 +152,15 @@ class RouteStream:
         status = status_from_error(error).SerializeToString()
         self._answers.append(fleet_pb2.RouteAnswer(number=number, status=status))
 
-    def _write_answers(self) -> None:
-        """See that somebody writes what is ready."""
-        if self._answers and (self._writer is None or self._writer.done()):
-            self._writer = asyncio.create_task(self._flush())
-            self._writer.add_done_callback(lambda _: self._closed_some.set())
+    def _wake_writer(self) -> None:
+        if self._answers:
+            self._has_answers.set()
 
-    async def _flush(self) -> None:
-        """Write all that is ready, and what gets ready meanwhile."""
-        while self._answers:
+    async def _write_answers(self) -> None:
+        """Write all that is ready, and what gets ready meanwhile, until cancelled or the client is gone."""
+        while True:
+            await self._has_answers.wait()
+            self._has_answers.clear()
             ready, self._answers = self._answers, []
             for answers in batches(ready, _MESSAGE_BYTES):
                 await self._write(fleet_pb2.RouteStreamResponse(answers=answers))
