@@ -1,8 +1,8 @@
 """Speed of the torch runner on a GPU, with random weights: `python -m tests.gpu.figures [--layers 8] [--hidden 2048]`.
 
     decode     milliseconds a step on the device's clock, and between two steps, with the next one handed over before
-               the result of the last is asked for, as a runner process does it; launched kernel by kernel, and replayed
-               from CUDA graphs
+               the result of the last is asked for, as a runner process does it; launched kernel by kernel, replayed from
+               CUDA graphs, and so with tokens drawn by top_p
     launch     milliseconds that the host is busy with a step: where it exceeds the step, the device waits
     prefill    tokens a second of one prompt in one step
 
@@ -34,6 +34,8 @@ from worker.runner.torch_runner import QueuedTorchRunner
 
 BATCHES = ((1, 1024), (8, 1024), (64, 1024), (256, 256))
 """Sequences and their contexts."""
+DRAWN = ((8, 1024), (256, 256))
+"""The same, with a temperature and top_p: what that adds to a step of the greedy ones is the sampler's."""
 PROMPTS = (512, 2048, 8192)
 STEPS = 60
 SETTLED = 20
@@ -77,12 +79,12 @@ def run(runner: QueuedTorchRunner, plans: Sequence[StepPlan]) -> Ran:
     return Ran(results, launch_s)
 
 
-def decode(runner: QueuedTorchRunner, ready: Ready, batch: int, context: int) -> str:
-    """The figures of `batch` sequences that decode at a context."""
+def decode(runner: QueuedTorchRunner, ready: Ready, batch: int, context: int, **values: float) -> str:
+    """The figures of `batch` sequences that decode at a context. `values`: fields of RowStart; greedy by default."""
     planned = Planned(runner, ready)
     driver = RunnerDriver(planned)
     for row in range(batch):
-        driver.begin(row, [(7 * position + row) % 500 + 3 for position in range(context)])
+        driver.begin(row, [(7 * position + row) % 500 + 3 for position in range(context)], **values)
         driver.prefill(row, ready.capacity.chunked_prefill_size)
     num_prefills = len(planned.plans)
     driver.decode(range(batch), STEPS)
@@ -137,6 +139,9 @@ def main() -> None:
         ready = runner.load()
         for batch, context in BATCHES:
             print(f"decode {batch:3} at {context:5}, {way:16}: {decode(runner, ready, batch, context)}", flush=True)
+        for batch, context in DRAWN if cuda_graphs else ():
+            figures = decode(runner, ready, batch, context, temperature=0.7, top_p=0.9)
+            print(f"decode {batch:3} at {context:5}, {'drawn by top_p':16}: {figures}", flush=True)
         for num_tokens in PROMPTS if cuda_graphs else ():
             print(f"prefill {num_tokens:5}: {prefill(runner, ready, num_tokens)}", flush=True)
         runner.close()

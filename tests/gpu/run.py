@@ -1,23 +1,33 @@
 """Everything that needs a GPU, in one go, on one of them, in less than ten minutes:
 
-    python -m tests.gpu.run                  # the exit code is that of pytest
-    python -m tests.gpu.run -k graphs        # further arguments are pytest's
+    python -m tests.gpu.run                  # the exit code: 0, 1 where a stage failed, 2 where nothing can be run
+    python -m tests.gpu.run --seconds 300    # in less time: what comes last is left out
+    python -m tests.gpu.run -k graphs        # further arguments are pytest's, and no figures are taken
 
-the suites of tests/gpu, the CUDA cases of the others, then figures (`tests.gpu.figures`). It needs the source tree as
-the current directory and the packages that `missing` looks for, but neither an installation nor a network. What it
-prints is meant to be pasted: device, versions and attention packages come first, failures last.
+Stages, each in a process of its own, so that none that fails, hangs or breaks its CUDA context ends the others: the
+shortest way to a token first, then graphs, overlap, running out of memory, figures (`tests.gpu.figures`), and the long
+suites last. It needs the source tree as the current directory and the packages that `missing` looks for, but neither an
+installation nor a network. What it prints is meant to be pasted: device, versions and attention packages come first, a
+table of the stages and all that failed last.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.metadata
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {
@@ -38,27 +48,149 @@ PACKAGES = {
     "xxhash": "xxhash",
 }
 """Modules and the packages that have them."""
-SUITES = ("tests/gpu", "tests/conformance/test_attention_backends.py", "tests/conformance/test_runners.py")
-SAMPLER = "tests/unit/worker/sampling/test_sampler.py"
+TOTAL_S = 540.0
+NOTHING_SELECTED = 5
+"""An exit code of pytest."""
+LEAST_S = 5.0
+"""A stage that would have less is not begun."""
 FLASH = ("vllm.vllm_flash_attn", "vllm_flash_attn", "flash_attn_interface", "flash_attn")
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """As runner processes have it (`worker.engine.config`)."""
 ALLOCATE = "import torch; torch.empty(64 << 20, dtype=torch.uint8, device='cuda').fill_(1).sum().item()"
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One process."""
+
+    name: str
+    command: Sequence[str]
+    limit_s: float
+
+    @classmethod
+    def of_tests(cls, name: str, limit_s: float, path: str, *arguments: str) -> Self:
+        """The tests for GPUs in a file."""
+        options = (
+            "-m",
+            "gpu",
+            "-q",
+            "--timeout=120",
+            "-W",
+            "default",
+            "-p",
+            "no:cacheprovider",
+            "--durations=3",
+            "-rfE",
+        )
+        return cls(name, (sys.executable, "-m", "pytest", *options, path, *arguments), limit_s)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a stage."""
+
+    stage: Stage
+    said: str
+    """"passed", or why it did not."""
+    seconds: float
+    failures: Sequence[str]
+
+    @property
+    def is_fine(self) -> bool:
+        """It passed, or there was nothing in it to do."""
+        return self.said in ("passed", "nothing selected")
+
+
+def stages(arguments: Sequence[str]) -> list[Stage]:
+    """In order. `arguments` are pytest's."""
+    figures = Stage("figures", (sys.executable, "-m", "tests.gpu.figures"), 180)
+    tests = [
+        Stage.of_tests("runner", 150, "tests/conformance/test_runners.py", *arguments),
+        Stage.of_tests("graphs", 120, "tests/gpu/test_decode_graphs.py", *arguments),
+        Stage.of_tests("overlap", 90, "tests/gpu/test_overlap.py", *arguments),
+        Stage.of_tests("memory", 90, "tests/gpu/test_out_of_memory.py", *arguments),
+        Stage.of_tests("sampler", 60, "tests/unit/worker/sampling/test_sampler.py", *arguments),
+        Stage.of_tests("determinism", 120, "tests/gpu/test_determinism.py", *arguments),
+        Stage.of_tests("attention", 240, "tests/conformance/test_attention_backends.py", *arguments),
+    ]
+    return tests if arguments else [*tests[:4], figures, *tests[4:]]
+
+
 def main() -> int:
-    """Says what there is, runs the suites, then the figures."""
+    """Says what there is, runs all stages, and sums them up."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=TOTAL_S, help="for all of it (default %(default)s)")
+    options, arguments = parser.parse_known_args()
+    ends_s = time.monotonic() + options.seconds
     if lacking := missing():
         print(f"missing: pip install -c constraints.txt {' '.join(lacking)}", file=sys.stderr)
         return 2
     environment = with_sources(os.environ)
     if describe(environment):
         return 2
-    environment = with_memory(environment)
-    arguments = ["-m", "gpu", "-q", "--timeout=240", "-W", "default", "-p", "no:cacheprovider", "--durations=5"]
-    tested = run([sys.executable, "-m", "pytest", *arguments, *SUITES, SAMPLER, *sys.argv[1:]], environment)
-    figures = run([sys.executable, "-m", "tests.gpu.figures"], environment)
-    return tested or figures
+    outcomes = run_all(stages(arguments), with_memory(environment), ends_s)
+    print(summary(outcomes))
+    return 0 if all(outcome.is_fine for outcome in outcomes) else 1
+
+
+def run_all(planned: Sequence[Stage], environment: dict[str, str], ends_s: float) -> list[Outcome]:
+    """One after another, as long as there is time."""
+    outcomes = []
+    for stage in planned:
+        left_s = ends_s - time.monotonic()
+        if left_s < LEAST_S:
+            outcomes.append(Outcome(stage, "not begun: no time left", 0.0, ()))
+        else:
+            print(f"\n=== {stage.name}", flush=True)
+            outcomes.append(run_stage(stage, environment, min(stage.limit_s, left_s)))
+    return outcomes
+
+
+def run_stage(stage: Stage, environment: dict[str, str], limit_s: float) -> Outcome:
+    """Shows what the stage prints as it comes; ends it, and all that it started, after `limit_s`."""
+    began_s = time.monotonic()
+    late = threading.Event()
+    failures = []
+    with subprocess.Popen(
+        stage.command,
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+
+        def end() -> None:
+            late.set()
+            with suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(limit_s, end)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if line.startswith(("FAILED", "ERROR")):
+                failures.append(line.strip())
+        timer.cancel()
+    said = f"out of time after {limit_s:.0f} s" if late.is_set() else said_by(process.returncode)
+    return Outcome(stage, said, time.monotonic() - began_s, failures)
+
+
+def said_by(code: int) -> str:
+    """What an exit code of pytest, or of a script, says."""
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    return {0: "passed", NOTHING_SELECTED: "nothing selected"}.get(code, f"failed (exit code {code})")
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """A table of the stages, then what failed in them."""
+    lines = ["", "stage         seconds  outcome"]
+    lines += [f"{each.stage.name:12}  {each.seconds:7.1f}  {each.said}" for each in outcomes]
+    return "\n".join(lines + [failure for each in outcomes for failure in each.failures])
 
 
 def missing() -> list[str]:
