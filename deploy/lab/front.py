@@ -48,7 +48,6 @@ class SimulatedFront:
         return self._told(None)
 
     def _told(self, change: PrefixChange | None) -> AcceptedPrompts:
-        told = self._prompts.commit(change)
-        return AcceptedPrompts(
-            np.frombuffer(told.coming, np.uint64), np.frombuffer(told.gone, np.uint64), self._acceptance.load
-        )
+        told, load = self._prompts.commit(change), self._acceptance.load
+        assert load is not None, "all requests are told of"
+        return AcceptedPrompts(np.frombuffer(told.coming, np.uint64), np.frombuffer(told.gone, np.uint64), load)

@@ -24,7 +24,7 @@ import numpy as np
 from deploy.lab.clock import VirtualClock
 from deploy.lab.front import SimulatedFront
 from deploy.lab.presets import Preset
-from deploy.lab.router import NAMESPACE, SEED, SimulatedRouter, StateReport, prepared
+from deploy.lab.router import NAMESPACE, SEED, AcceptedPrompts, SimulatedRouter, StateReport, prepared
 from deploy.lab.worker import Gaps, HashArray, Job, SimulatedWorker, Told
 from loadtest.results import Outcome, RunResult
 from loadtest.workloads import Arrival, reusable_tokens
@@ -117,8 +117,8 @@ class _Place:
     due_s: float | None = None
     """For when its next `end` stands in the agenda."""
     sequence: int = 0
-    known: StateReport | None = None
-    """What routers know of it: its last report that has come."""
+    known_load: Load = Load()  # noqa: RUF009  frozen
+    """As routers know it, by the last report that has come."""
     told_at_s: float = 0.0
     """When routers are told, or were told last, of what it has accepted since."""
     report_at_s: float = 0.0
@@ -295,7 +295,7 @@ class Simulation:
         place, report = sent
         if place.front is not None and report.incarnation == place.incarnation:
             report = replace(report, accepted=place.front.report(report.evicted, report.added))
-            place.known = report
+            place.known_load = report.load
         for router in self._routers:
             router.take(place.number, report)
 
@@ -310,22 +310,19 @@ class Simulation:
         place, incarnation = due
         if place.front is None or place.incarnation != incarnation:
             return
-        known = place.known or StateReport(incarnation, 0, Load(), NO_BLOCKS, NO_BLOCKS)
-        news = replace(known, evicted=NO_BLOCKS, added=NO_BLOCKS, accepted=place.front.tell())
-        self._note(self._clock.now() + LINK_S, self._hear, (place, news))
+        self._note(self._clock.now() + LINK_S, self._hear, (place, incarnation, place.front.tell()))
 
-    def _hear(self, sent: tuple[_Place, StateReport]) -> None:
-        place, news = sent
-        if place.known is not None:
-            # A report may have overtaken it.
-            news = replace(news, sequence=place.known.sequence, load=place.known.load)
+    def _hear(self, told: tuple[_Place, Incarnation, AcceptedPrompts]) -> None:
+        place, incarnation, accepted = told
+        load = place.known_load if place.incarnation == incarnation else Load()
+        news = StateReport(incarnation, 0, load, NO_BLOCKS, NO_BLOCKS, accepted, is_between_reports=True)
         for router in self._routers:
             router.take(place.number, news)
 
     def _start(self, place: _Place) -> None:
         place.incarnation = Incarnation(place.incarnation + 1)
         place.worker = SimulatedWorker(place.preset, self._clock, leaps=self._setup.leaps)
-        place.sequence, place.known, place.told_at_s = 0, None, 0.0
+        place.sequence, place.known_load, place.told_at_s = 0, Load(), 0.0
         if len(self._routers) > 1 and self._setup.truth == "deltas":
             place.front = SimulatedFront()
         for router in self._routers:

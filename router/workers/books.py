@@ -114,7 +114,7 @@ class Books:
         del self._open[booking]
 
     def report(self, load: Load, accepted: AcceptedLoad | None = None) -> None:
-        """The worker's own account of its load. `accepted`: where it tells, for there are several routers."""
+        """The worker's own account of its load. `accepted`: where it tells that, to several routers."""
         self.reported = load
         now_s = self._clock.now()
         settled_before_s = now_s - SETTLING_S

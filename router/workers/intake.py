@@ -108,7 +108,7 @@ class StateIntake:
         if update.WhichOneof("prefix") == "digest":
             digest = _hashes(update.digest.block_hashes)
             sketch.apply_digest(state.slot, update.incarnation, update.sequence, digest)
-        else:
+        elif not update.between_reports:
             evicted, added = _hashes(update.delta.evicted), _hashes(update.delta.added)
             if not sketch.apply_delta(state.slot, update.incarnation, update.sequence, evicted, added):
                 return False

@@ -37,9 +37,9 @@ class Acceptance:
         self._tokens = 0
 
     @property
-    def load(self) -> AcceptedLoad:
-        """Of the requests that are told of."""
-        return AcceptedLoad(self._requests, self._tokens)
+    def load(self) -> AcceptedLoad | None:
+        """All that is accepted; None where there are requests that nobody is told of."""
+        return None if self._untold else AcceptedLoad(self._requests, self._tokens)
 
     def accept(self, block_hashes: Callable[[], Hashes], prompt_tokens: int, *, is_told: bool) -> AcceptedRequest:
         """A request was submitted. `block_hashes`: of its prompt, if ever needed."""

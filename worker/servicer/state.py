@@ -103,6 +103,8 @@ class StateFeed:
         self._lease_events: list[worker_pb2.LeaseEvent] = []
         self._watchers: set[Watcher] = set()
         self._changed = asyncio.Event()
+        self._has_report = False
+        """The engine has reported since the last update."""
         self._urgent = asyncio.Event()
         """A new request is to be told of."""
         self._status_changed = asyncio.Event()
@@ -221,6 +223,7 @@ class StateFeed:
         self._metrics.memory(report.step_limits, report.advice)
         self._prefixes.apply(report.evicted_blocks, report.added_blocks)
         self._prompts.reported()
+        self._has_report = True
         self._changed.set()
 
     @property
@@ -277,8 +280,7 @@ class StateFeed:
         change = self._prefixes.commit()
         prompts = self._prompts.commit(change)
         update = self._state()
-        if self._is_shared:
-            update.accepted.CopyFrom(convert.accepted_load_to_pb(self._acceptance.load))
+        update.between_reports, self._has_report = not self._has_report, False
         update.coming, update.gone = prompts.coming, prompts.gone
         if change is not None:
             update.delta.evicted, update.delta.added = change.evicted, change.added
@@ -295,13 +297,14 @@ class StateFeed:
         return update
 
     def _state(self) -> worker_pb2.StateUpdate:
-        report, ready = self._engine.last_report, self._engine.last_ready
+        report, ready, accepted = self._engine.last_report, self._engine.last_ready, self._acceptance.load
         return worker_pb2.StateUpdate(
             incarnation=self._incarnation,
             sequence=self._prefixes.sequence,
             status=convert.worker_status_to_pb(self._status),
             load=convert.load_to_pb(report.load if report is not None else Load()),
             capacity=convert.capacity_to_pb(ready.capacity) if ready is not None else None,
+            accepted=None if accepted is None else convert.accepted_load_to_pb(accepted),
             advice=self.advice,
             totals=convert.totals_to_pb(self._totals.totals(report.counters if report is not None else {})),
         )

@@ -502,6 +502,7 @@ class StateUpdate(_message.Message):
     COMING_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     ACCEPTED_FIELD_NUMBER: _builtins.int
+    BETWEEN_REPORTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     sequence: _builtins.int
     """Counts prefix changes within an incarnation: a delta carries the digest's number plus one, and so on. An update
@@ -517,6 +518,8 @@ class StateUpdate(_message.Message):
     """Those that come no more and were not computed: their requests ended before. They apply after the delta and before
     `coming`.
     """
+    between_reports: _builtins.bool
+    """The engine has said nothing since the last update: this one comes early, for the sake of new requests."""
     @_builtins.property
     def load(self) -> Global___Load: ...
     @_builtins.property
@@ -541,8 +544,8 @@ class StateUpdate(_message.Message):
 
     @_builtins.property
     def accepted(self) -> Global___AcceptedLoad:
-        """What the worker has accepted, up to this very update, where `load` is what its engine said a moment ago. Set where
-        there are several watchers, who are also told of new requests within about 20 ms.
+        """What the worker has accepted, up to this very update, where `load` is what its engine said a moment ago. Unset where a
+        single watcher is told nothing of prompts; several are told of new requests within about 20 ms.
         """
 
     def __init__(
@@ -561,10 +564,11 @@ class StateUpdate(_message.Message):
         coming: _builtins.bytes = ...,
         gone: _builtins.bytes = ...,
         accepted: Global___AcceptedLoad | None = ...,
+        between_reports: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "capacity", b"capacity", "delta", b"delta", "digest", b"digest", "load", b"load", "prefix", b"prefix", "totals", b"totals"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "advice", b"advice", "capacity", b"capacity", "coming", b"coming", "delta", b"delta", "digest", b"digest", "gone", b"gone", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status", "totals", b"totals"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "advice", b"advice", "between_reports", b"between_reports", "capacity", b"capacity", "coming", b"coming", "delta", b"delta", "digest", b"digest", "gone", b"gone", "incarnation", b"incarnation", "lease_events", b"lease_events", "load", b"load", "prefix", b"prefix", "sequence", b"sequence", "status", b"status", "totals", b"totals"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prefix: _TypeAlias = _typing.Literal["digest", "delta"]  # noqa: Y015
     _WhichOneofArgType_prefix: _TypeAlias = _typing.Literal["prefix", b"prefix"]  # noqa: Y015

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from radixfleet.clock import ManualClock
-from radixfleet.types import Load
-from router.workers.books import SETTLING_S, Booking, Books
+from radixfleet.types import AcceptedLoad, Load
+from router.workers.books import ON_THE_WAY_S, SETTLING_S, Booking, Books
 
 
 def test_own_bookings_count_at_once() -> None:
@@ -125,6 +125,37 @@ def test_others_are_not_taken_for_more_than_their_share_of_the_requests() -> Non
     books.book(128)
     books.report(Load(running_requests=1, waiting_requests=2, outstanding_prompt_tokens=3 * 4_224))
     assert books.outstanding_tokens == 4_224 + 128 + 4_224
+
+
+def test_what_is_accepted_beyond_our_own_is_the_work_of_others_before_any_engine_reports_it() -> None:
+    """Behaviour 51: the engine's account is older than what the worker has accepted since."""
+    books = Books(ManualClock())
+    books.book(300)
+    books.report(Load(), AcceptedLoad(3, 1000))
+    assert (books.outstanding_tokens, books.running_requests) == (1000, 3)
+    books.report(Load(), AcceptedLoad(1, 300))
+    assert (books.outstanding_tokens, books.running_requests) == (300, 1)
+
+
+def test_what_we_have_sent_and_the_worker_has_not_accepted_is_no_negative_work() -> None:
+    books = Books(ManualClock())
+    books.book(300)
+    books.report(Load(), AcceptedLoad(0, 0))
+    assert (books.outstanding_tokens, books.running_requests) == (300, 1)
+
+
+def test_what_has_just_ended_here_is_not_taken_for_the_work_of_others() -> None:
+    """Behaviour 51: no phantom load; and when it can be on its way no longer, what is accepted is theirs."""
+    clock = ManualClock()
+    books = Books(clock)
+    first, second = books.book(300), books.book(50)
+    books.computed(first)
+    books.close(second)
+    books.report(Load(), AcceptedLoad(2, 350))
+    assert (books.outstanding_tokens, books.running_requests) == (0, 1)
+    clock.advance(ON_THE_WAY_S)
+    books.report(Load(), AcceptedLoad(2, 350))
+    assert (books.outstanding_tokens, books.running_requests) == (350, 2)
 
 
 def test_a_restart_forgets_what_the_old_engine_reported() -> None:
