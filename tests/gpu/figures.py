@@ -1,8 +1,8 @@
 """Speed of the torch runner on a GPU, with random weights: `python -m tests.gpu.figures [--layers 8] [--hidden 2048]`.
 
     decode     milliseconds a step on the device's clock, and between two steps, with the next one handed over before
-               the result of the last is asked for, as a runner process does it; launched kernel by kernel, replayed from
-               CUDA graphs, and so with tokens drawn by top_p
+               the result of the last is asked for, as a runner process does it; launched kernel by kernel, replayed
+               from CUDA graphs, and so with tokens drawn by top_p
     launch     milliseconds that the host is busy with a step: where it exceeds the step, the device waits
     prefill    tokens a second of one prompt in one step
 
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -79,7 +80,7 @@ def run(runner: QueuedTorchRunner, plans: Sequence[StepPlan]) -> Ran:
     return Ran(results, launch_s)
 
 
-def decode(runner: QueuedTorchRunner, ready: Ready, batch: int, context: int, **values: float) -> str:
+def decode(runner: QueuedTorchRunner, ready: Ready, batch: int, context: int, **values: Any) -> str:
     """The figures of `batch` sequences that decode at a context. `values`: fields of RowStart; greedy by default."""
     planned = Planned(runner, ready)
     driver = RunnerDriver(planned)
