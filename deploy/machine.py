@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 
 import click
 import psutil
 
+_DEVICE_FILES = Path("/dev")
 _CPU_MEMORY_SHARE = 0.5
 """Of the free memory, for all workers together: the rest is for the system and for what else runs."""
 
@@ -18,11 +20,23 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def num_gpus() -> int:
-    """NVIDIA GPUs that this process may use, by their device files and CUDA_VISIBLE_DEVICES."""
-    present = sum(1 for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
+def gpu_names() -> list[str]:
+    """NVIDIA GPUs that this process may use, named as CUDA_VISIBLE_DEVICES names them: by number, UUID or MIG slice.
+
+    By their device files, and by what the variable lets through already: as for CUDA, its list ends at the first entry
+    that is no device (-1).
+    """
+    present = sum(1 for path in _DEVICE_FILES.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return present if visible is None else min(present, len([name for name in visible.split(",") if name.strip()]))
+    if visible is None:
+        return [str(number) for number in range(present)]
+    names = list(takewhile(_is_device, (name.strip() for name in visible.split(","))))
+    has_slices = any(name.startswith("MIG-") for name in names)  # several of one card
+    return names if has_slices and present else names[:present]
+
+
+def _is_device(name: str) -> bool:
+    return bool(name) and not name.startswith("-") and name != "NoDevFiles"
 
 
 def worker_share(index: int, num_workers: int, device: str | None) -> tuple[dict[str, object], dict[str, str]]:
@@ -31,12 +45,17 @@ def worker_share(index: int, num_workers: int, device: str | None) -> tuple[dict
     On GPUs: one each. On the CPU: equal parts of the cores and of the memory. What the operator sets himself goes
     before these. Raises UsageError when there are fewer GPUs than workers.
     """
-    gpus = 0 if device == "cpu" else num_gpus()
-    if gpus and num_workers > gpus:
-        raise click.UsageError(f"{num_workers} workers, but {gpus} GPUs: use --workers {gpus}, or --device cpu")
+    gpus = [] if device == "cpu" else gpu_names()
+    if gpus and num_workers > len(gpus):
+        raise click.UsageError(
+            f"{num_workers} workers, but {len(gpus)} GPUs: use --workers {len(gpus)}, or --device cpu"
+        )
+    if gpus and device is not None and device.startswith("cuda:"):
+        if num_workers > 1:
+            raise click.UsageError(f"{num_workers} workers would share {device}: use --device cuda for a GPU each")
+        return {}, {}
     if gpus:
-        names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(number) for number in range(gpus))).split(",")
-        return {}, {"CUDA_VISIBLE_DEVICES": names[index]}
+        return {}, {"CUDA_VISIBLE_DEVICES": gpus[index]}
     settings: dict[str, object] = {}
     if "RADIXFLEET_WORKER_THREADS" not in os.environ:
         settings["threads"] = max(1, num_cores() // num_workers)

@@ -19,7 +19,7 @@ def test_a_list_becomes_a_repeated_option():
 @pytest.fixture
 def two_cores_no_gpu(monkeypatch):
     monkeypatch.setattr(machine, "num_cores", lambda: 2)
-    monkeypatch.setattr(machine, "num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "gpu_names", list)
     monkeypatch.delenv("RADIXFLEET_WORKER_THREADS", raising=False)
     monkeypatch.delenv("RADIXFLEET_WORKER_DEVICE_MEMORY", raising=False)
 
@@ -41,14 +41,57 @@ def test_the_environment_goes_before_the_share(two_cores_no_gpu, monkeypatch):
     assert "threads" not in machine.worker_share(0, 2, None)[0]
 
 
-def test_workers_on_gpus_get_one_each(monkeypatch):
-    monkeypatch.setattr(machine, "num_gpus", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+@pytest.fixture
+def cards(monkeypatch, tmp_path):
+    """Makes a machine with so many cards, of which CUDA_VISIBLE_DEVICES lets some through."""
+
+    def make(number, visible=None):
+        for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{card}" for card in range(number))):
+            (tmp_path / name).touch()
+        monkeypatch.setattr(machine, "_DEVICE_FILES", tmp_path)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return make
+
+
+def test_workers_on_gpus_get_one_each(cards):
+    cards(2, visible="4,6")
     assert machine.worker_share(1, 2, None) == ({}, {"CUDA_VISIBLE_DEVICES": "6"})
 
 
-def test_more_workers_than_gpus_is_refused_unless_they_run_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(machine, "num_gpus", lambda: 1)
+@pytest.mark.parametrize(
+    ("number", "visible", "names"),
+    [
+        (0, None, []),
+        (2, None, ["0", "1"]),
+        (2, "1", ["1"]),
+        (2, "", []),
+        (2, "-1", []),
+        (2, "0,-1,1", ["0"]),
+        (2, "NoDevFiles", []),
+        (1, "GPU-8932f937", ["GPU-8932f937"]),
+        (1, "MIG-1a, MIG-2b", ["MIG-1a", "MIG-2b"]),
+        (0, "MIG-1a", []),
+    ],
+)
+def test_gpus_are_those_that_cuda_would_see(cards, number, visible, names):
+    """Several slices of one card are as many GPUs; the list ends where CUDA's does."""
+    cards(number, visible)
+    assert machine.gpu_names() == names
+
+
+def test_a_gpu_that_is_named_is_left_as_it_is(cards):
+    """The worker opens it by that name, so it must go on seeing all of them; two workers cannot both have it."""
+    cards(2)
+    assert machine.worker_share(0, 1, "cuda:1") == ({}, {})
+    with pytest.raises(UsageError, match="2 workers would share cuda:1"):
+        machine.worker_share(0, 2, "cuda:1")
+
+
+def test_more_workers_than_gpus_is_refused_unless_they_run_on_the_cpu(cards):
+    cards(1)
     with pytest.raises(UsageError, match="--workers 1"):
         machine.worker_share(0, 2, "auto")
     assert "threads" in machine.worker_share(0, 2, "cpu")[0]
