@@ -67,6 +67,11 @@ def running(router: Router) -> int:
     return sum(state.view.requests_in_flight for state in router.registry.workers)
 
 
+def outstanding(router: Router) -> int:
+    """Prompt tokens that all workers have to compute, as this router sees it."""
+    return sum(state.view.outstanding_prompt_tokens for state in router.registry.workers)
+
+
 def reports(router: Router) -> float:
     """Reports that came to this router."""
     value = router.metrics.registry.get_sample_value("radixfleet_router_state_gap_seconds_count")
@@ -121,6 +126,8 @@ async def test_a_prompt_that_one_router_has_placed_is_known_to_the_other_before_
         asking = [asyncio.create_task(client.complete(prompt))]
         await until(lambda: sum(blocks(second)) == 10)
         assert reported(fleet) == [0, 0]
+        await until(lambda: running(second) == 1)
+        assert outstanding(second) == 640
         (home,) = (engine for engine in engines if engine.submits)
         asking += [asyncio.create_task(other.complete([*prompt, number])) for number in range(3)]
         await until(lambda: len(home.submits) == 4)

@@ -11,6 +11,7 @@ from radixfleet import convert
 from radixfleet.access import Access
 from radixfleet.types import Capacity, Load, WorkerStatus
 from radixfleet.v1 import worker_pb2
+from router.index.expectations import GRACE_REPORTS
 from router.workers.intake import Next, StateIntake
 from router.workers.listener import LeasePhase
 from router.workers.state import WorkerState
@@ -210,6 +211,24 @@ def test_what_is_coming_counts_until_it_comes_or_goes() -> None:
     assert taking.depth == 2, "the block that was added stays"
     taking.digest(7, *BLOCKS[:3])
     assert taking.depth == 3, "nothing is coming any more"
+
+
+def test_updates_between_two_reports_bring_load_and_prompts_and_settle_nothing() -> None:
+    """Behaviour 51: another router's requests count at once; what the engine has not spoken of yet waits for its word."""
+    taking = Taking()
+    taking.digest(5, *BLOCKS[:1])
+    sketch, slot = taking.parts.sketch, taking.state.slot
+    lease = sketch.book(slot, np.array(BLOCKS[:2], dtype=np.uint64), 128)
+    sketch.receipt(lease, 64)
+    sketch.end(lease)
+    accepted = worker_pb2.AcceptedLoad(requests=2, prompt_tokens=700)
+    for _ in range(2 * GRACE_REPORTS):
+        taking.take(5, accepted=accepted, coming=packed(BLOCKS[2]), between_reports=True)
+        assert (taking.state.books.running_requests, taking.state.books.outstanding_tokens) == (2, 700)
+        assert sketch.blocks(slot) == 3
+    for _ in range(GRACE_REPORTS):
+        taking.take(5)
+    assert sketch.blocks(slot) == 2, "the engine has not cached what the request computed"
 
 
 @pytest.mark.parametrize("fields", [{"block_scheme": 99}, {"block_tokens": 128}])
