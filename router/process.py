@@ -21,7 +21,7 @@ from radixfleet.os_errors import reason_of
 from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
 from radixfleet.watched_file import UnusableFile
-from router.app import Router, drain, running_router
+from router.app import Router, drain, running_router, settle_in
 from router.config import RouterSettings
 from router.siblings import Place
 
@@ -58,6 +58,7 @@ async def _serve(settings: RouterSettings, place: Place | None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     async with running_router(settings, place=place) as router:
+        settle_in()
         await _announce(router, settings, place)
         await asked.wait()
         _log.info("draining", running_requests=router.log.in_flight, grace_s=settings.drain_grace_s)

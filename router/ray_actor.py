@@ -21,7 +21,7 @@ from radixfleet.membership import MemberReport, Phase
 from radixfleet.settings import SettingsError, load
 from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
-from router.app import Router, drain, running_router
+from router.app import Router, drain, running_router, settle_in
 from router.config import RouterSettings
 from router.workers.gathering import GATHER_S
 
@@ -103,6 +103,7 @@ class RouterActor:
             setup_logging(settings.log_level, json=settings.log_json)
             setup_tracing("radixfleet-router")
             async with running_router(settings) as router:
+                settle_in()
                 self._listens_since_s = time.monotonic()
                 self._router = router
                 await self._ending.wait()
