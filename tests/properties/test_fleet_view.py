@@ -49,6 +49,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
         if draw(st.booleans()):  # some sums are made when they are first asked for, and kept from then on
             assert len(fleet.columns.crowding) == len(fleet.columns.fill_up_to(0.0))
             assert fleet.columns.most_place >= fleet.columns.place[0]
+            assert len(fleet.columns.queues) == len(fleet)
     return fleet
 
 
@@ -70,7 +71,7 @@ def test_columns_updated_in_place_are_those_made_anew(fleet: FleetView) -> None:
         assert getattr(old, name).tolist() == getattr(new, name).tolist(), name
     for most in (0.0, 0.02, 10.0):
         assert old.fill_up_to(most).tolist() == [min(each.cache_fill, most) for each in fleet]
-    for name in ("queued", "in_flight", "filled", "least_requests", "least_room", "most_place"):
+    for name in ("queued", "in_flight", "filled", "least_requests", "least_room", "most_place", "queues"):
         assert getattr(old, name) == getattr(new, name), name
 
 
