@@ -214,7 +214,7 @@ def test_what_is_coming_counts_until_it_comes_or_goes() -> None:
 
 
 def test_updates_between_two_reports_bring_load_and_prompts_and_settle_nothing() -> None:
-    """Behaviour 51: another router's requests count at once; what the engine has not spoken of yet waits for its word."""
+    """Behaviour 51: what another router has sent counts at once; what the engine has still to tell waits for it."""
     taking = Taking()
     taking.digest(5, *BLOCKS[:1])
     sketch, slot = taking.parts.sketch, taking.state.slot
