@@ -101,6 +101,7 @@ async def test_the_router_learns_what_became_of_its_leases(engine: FakeEngine, c
     await reader.next()
     stub = inference_pb2_grpc.InferenceStub(channel)
     finished = stub.Generate(request("x", lease_id="finished"))
+    await until(lambda: len(engine.submits) == 1)
     unbooked = stub.Generate(request("x"))
     cancelled = stub.Generate(request("x", lease_id="cancelled"))
     await until(lambda: len(engine.submits) == 3)
