@@ -10,7 +10,6 @@ import difflib
 import importlib
 import io
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -117,7 +116,7 @@ def _run() -> int:
         error.show()
         return error.exit_code
     except (RadixfleetError, ChildFailed, ModelError) as error:
-        click.echo(f"radixfleet: {_in_plain_words(str(error))}{_hint(error)}", err=True)
+        click.echo(f"radixfleet: {error}{_hint(error)}", err=True)
         return _exit_code(error)
     except BrokenPipeError:
         # The reader of our output is gone (`radixfleet ... | head`): nothing to say, and nobody to say it to.
@@ -152,7 +151,7 @@ _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
     ),
     (
         Unavailable,
-        ("remote host: Connection refused",),  # in gRPC's words; Ray has others, and a hint of its own
+        ("nothing answers at",),  # Ray has other words, and a hint of its own
         "Does a router or worker run there? `radixfleet up --model demo` starts both; --endpoint names another place.",
     ),
     (
@@ -163,16 +162,6 @@ _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
     (Unauthenticated, ("key",), "Give it by --api-key @FILE, or in RADIXFLEET_API_KEY."),
 )
 """Kinds of errors, what their text has, and what to say beside it."""
-
-
-_NOT_CONNECTED = re.compile(r"failed to connect to all addresses;.*ipv[46]:([^\s]+): .*remote host: (.+)")
-"""gRPC's account of it, of a server with one address."""
-
-
-def _in_plain_words(text: str) -> str:
-    """What gRPC tells in its own terms."""
-    found = _NOT_CONNECTED.fullmatch(text)
-    return f"nothing answers at {found[1].replace('%5B', '[').replace('%5D', ']')}: {found[2]}" if found else text
 
 
 def _hint(error: Exception) -> str:

@@ -6,7 +6,8 @@
 
 - Deadline: `timeout_s` holds for all tries together.
 - Cancel: leaving the loop (break, an exception, cancelling the task) ends the request on the server.
-- Retry: only before the first token, so no text is ever repeated; see `RetryPolicy`.
+- Retry: only before the first token, so no text is ever repeated; see `RetryPolicy`. A server that has answered and is
+  gone is waited for, as one that is started again takes seconds; where nothing ever answered, that is said at once.
 Errors are those of `radixfleet.errors`.
 """
 
@@ -44,7 +45,7 @@ from radixfleet.compose import PromptInput, RequestOptions, generate_request, pr
 from radixfleet.deadline import Deadline
 from radixfleet.endpoint import Endpoint, as_endpoint
 from radixfleet.errors import Cancelled, InternalError, RadixfleetError, Unavailable
-from radixfleet.retry import RetryPolicy
+from radixfleet.retry import Contact, RetryPolicy
 from radixfleet.route_asker import NotSpoken, RouteAsker
 from radixfleet.status import error_from_rpc, stream_error
 from radixfleet.tracing import headers
@@ -84,6 +85,7 @@ class Client:
         self._timeout_s = timeout_s
         self._clock = clock or MonotonicClock()
         self._closed = False
+        self._contact = Contact()
         self._asker = RouteAsker(self._fleet)
         self._calls_until_s = float("-inf")
         """Until when routes are asked by calls."""
@@ -125,6 +127,7 @@ class Client:
                 async with aclosing(self._try_generate(request, deadline)) as events:
                     async for event in events:
                         begun = True
+                        self._contact.heard()
                         yield event
             except RadixfleetError as error:
                 if begun:
@@ -345,12 +348,15 @@ class Client:
         while True:
             left_s = deadline.for_try_s(self._clock)
             try:
-                return await attempt(left_s)
+                answer = await attempt(left_s)
             except RadixfleetError as error:
                 await self._wait_for_retry(deadline.named(error), retry, deadline)
             except asyncio.CancelledError:
                 self._check_closed()
                 raise
+            else:
+                self._contact.heard()
+                return answer
             retry += 1
 
     def _check_closed(self) -> None:
@@ -361,7 +367,8 @@ class Client:
 
     async def _wait_for_retry(self, error: RadixfleetError, retry: int, deadline: Deadline) -> None:
         """Return when the next try is due; raise `error` when there is to be none."""
-        delay_s = self._retry.delay_s(error, retry, deadline.left_s(self._clock), self._random)
+        gone_s = self._contact.gone_s(error, self._clock)
+        delay_s = self._retry.delay_s(error, retry, deadline.left_s(self._clock), self._random, gone_s=gone_s)
         if delay_s is None:
             raise error
         await asyncio.sleep(delay_s)

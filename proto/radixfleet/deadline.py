@@ -53,6 +53,6 @@ class Deadline:
                 "give it more (timeout_s, --timeout), or ask for fewer tokens"
             )
             error.metadata["delivered_tokens"] = str(delivered_tokens)
-        named = DeadlineExceeded(text, **error.metadata)
-        named.retry_after_s = error.retry_after_s
+        named = DeadlineExceeded(text, retry_after_s=error.retry_after_s)
+        named.metadata = error.metadata
         return named

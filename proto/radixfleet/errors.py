@@ -8,6 +8,7 @@
     ├── PermissionDenied      a key that is not enough                        PERMISSION_DENIED
     ├── Overloaded            a queue, a pool or a client's limit is full      RESOURCE_EXHAUSTED + RetryInfo
     ├── Unavailable           loading, draining, or no worker left            UNAVAILABLE + RetryInfo
+    │   └── Unreachable       nothing answers, or the connection broke        (made by the caller, never sent)
     ├── DeadlineExceeded      the client's deadline passed                    DEADLINE_EXCEEDED
     ├── Cancelled             the client went away                            CANCELLED
     └── InternalError         our own fault                                   INTERNAL
@@ -87,6 +88,10 @@ class Unavailable(RadixfleetError):
 
     code = "UNAVAILABLE"
     reason = "UNAVAILABLE"
+
+
+class Unreachable(Unavailable):
+    """Nothing answers at the address, or what did is gone. Made by the caller, of what happened to its call."""
 
 
 class DeadlineExceeded(RadixfleetError):

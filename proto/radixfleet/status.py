@@ -7,6 +7,7 @@ side, so a router passes a worker's error on unchanged.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -44,6 +45,7 @@ _BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
 _BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 """What gRPC makes of a connection that breaks in the middle of a stream."""
 _RETRY_AFTER_S = 1.0
+_NOT_CONNECTED = re.compile(r"failed to connect to all addresses;.*ipv[46]:([^\s]+): .*remote host: (.+)")
 
 
 def status_from_error(error: RadixfleetError) -> status_pb2.Status:
@@ -85,7 +87,17 @@ def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
         return errors.InvalidRequest(f"the message is larger than the other side takes ({message})")
     if call_error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return errors.InternalError(f"the server does not implement this call ({message})")
+    if call_error.code() is grpc.StatusCode.UNAVAILABLE and status is None:
+        return errors.Unreachable(_in_plain_words(message))
     return _BY_CODE.get(call_error.code(), errors.InternalError)(message)
+
+
+def _in_plain_words(message: str) -> str:
+    """What gRPC tells in its own terms of a server with one address that does not answer."""
+    found = _NOT_CONNECTED.fullmatch(message)
+    if found is None:
+        return message
+    return f"nothing answers at {found[1].replace('%5B', '[').replace('%5D', ']')}: {found[2]}"
 
 
 def stream_error(call_error: grpc.aio.AioRpcError, address: str, delivered_tokens: int | None) -> RadixfleetError:

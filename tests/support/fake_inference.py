@@ -92,11 +92,11 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
 
 
 @asynccontextmanager
-async def serving(servicer: inference_pb2_grpc.InferenceServicer) -> AsyncIterator[str]:
-    """Serve on a free port of this machine; gives host:port."""
+async def serving(servicer: inference_pb2_grpc.InferenceServicer, port: int = 0) -> AsyncIterator[str]:
+    """Serve on a port of this machine (0: a free one); gives host:port."""
     server, health = await make_server([SERVICE])
     inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
-    port = listen(server, "127.0.0.1", 0)
+    port = listen(server, "127.0.0.1", port)
     await server.start()
     await health.set(serving=True)
     try:

@@ -324,7 +324,7 @@ def test_a_narrow_terminal_costs_no_number_of_a_worker(radixfleet, monkeypatch):
     [
         (Unauthenticated("a key is needed here: send it as `authorization: Bearer KEY`"), "--api-key @FILE"),
         (Unavailable("connections: Failed parsing HTTP/2 (expected SETTINGS)"), "gRPC port"),
-        (Unavailable("Failed to connect to remote host: Connection refused"), "radixfleet up"),
+        (Unavailable("nothing answers at 127.0.0.1:7070: Connection refused"), "radixfleet up"),
         (Unavailable("ipv4:127.0.0.1:1: Socket closed"), "--tls-ca"),
         (Unavailable("connection attempt timed out before receiving SETTINGS frame"), "is the process stopped"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -20,6 +21,7 @@ from radixfleet.errors import (
     RadixfleetError,
     Unavailable,
     UnknownModel,
+    Unreachable,
 )
 from radixfleet.retry import RetryPolicy
 from radixfleet.types import ChatMessage, FinishReason
@@ -34,6 +36,7 @@ from tests.support.fake_inference import (
     told,
 )
 from tests.support.ports import held_port
+from tests.support.waiting import until
 
 FAST = RetryPolicy(retries=2, first_s=0.001, longest_s=0.002)
 WHOLE = (started(prompt_tokens=3, cached_tokens=2), delta(1, 2, text="ab"), delta(3, text="c"), finished("!"))
@@ -198,9 +201,44 @@ async def test_a_stream_that_just_ends_is_an_error():
 
 
 async def test_a_server_that_is_not_there_is_unavailable(unused_address):
-    async with Client(unused_address, retry=RetryPolicy(retries=1, first_s=0.001)) as client:
-        with pytest.raises(Unavailable):
+    async with Client(unused_address, retry=RetryPolicy(retries=1, first_s=0.001, reconnect_s=1e9)) as client:
+        with pytest.raises(Unreachable, match=f"^nothing answers at {unused_address}: Connection refused$"):
             await client.complete("hello")
+
+
+class CountedRandom(Random):
+    """Counts the waits between tries: each is drawn."""
+
+    drawn = 0
+
+    def random(self) -> float:
+        self.drawn += 1
+        return 0.0
+
+
+@pytest.mark.parametrize("call", [lambda client: client.complete("hello"), lambda client: client.tokenize("hello")])
+async def test_a_server_that_has_answered_is_awaited_when_it_is_gone(call):
+    """Behaviour 53: a router that is killed and started again takes longer than tries in a row."""
+    waits = CountedRandom()
+    async with serving(FakeInference([WHOLE])) as address:
+        client = Client(address, retry=replace(FAST, reconnect_s=1e9), timeout_s=1000, random=waits)
+        await call(client)
+    waiting = asyncio.create_task(call(client))
+    await until(lambda: waits.drawn > FAST.retries + 2, "it was tried more often than a server that answers")
+    assert not waiting.done()
+    async with serving(FakeInference([WHOLE]), port=int(address.rsplit(":", 1)[1])):
+        await waiting
+    await client.close()
+
+
+async def test_a_server_that_is_gone_for_too_long_is_given_up():
+    async with serving(FakeInference([WHOLE])) as address:
+        client = Client(address, retry=replace(FAST, reconnect_s=30), clock=TickingClock())
+        await client.complete("hello")
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="Connection refused"):
+            await client.complete("hello")
+    await client.close()
 
 
 @pytest.fixture
@@ -356,6 +394,13 @@ class TestRetryPolicy:
     def test_a_wait_that_outlasts_the_deadline_is_no_use(self):
         assert self.delay(Overloaded("x", retry_after_s=7), 0, left_s=7) is None
         assert self.delay(Overloaded("x", retry_after_s=7), 0, left_s=9) is not None
+
+    @pytest.mark.parametrize(("retries", "gone_s", "tries"), [(3, 9.9, True), (3, 10.0, False), (0, 1.0, False)])
+    def test_a_server_that_is_gone_is_looked_for_every_second_for_a_while(self, retries, gone_s, tries):
+        policy = replace(self.policy, retries=retries)
+        delay = policy.delay_s(Unreachable("x"), 50, None, Random(0), gone_s=gone_s)
+        assert (delay is not None) == tries
+        assert delay is None or delay <= 1.25
 
 
 async def test_the_wait_that_the_server_asks_for_reaches_the_client():

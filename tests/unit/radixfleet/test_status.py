@@ -131,7 +131,7 @@ def test_what_the_other_side_said_of_a_stream_is_left_as_it_is():
         (grpc.StatusCode.UNAUTHENTICATED, errors.Unauthenticated),
         (grpc.StatusCode.PERMISSION_DENIED, errors.PermissionDenied),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
-        (grpc.StatusCode.UNAVAILABLE, errors.Unavailable),
+        (grpc.StatusCode.UNAVAILABLE, errors.Unreachable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, errors.Cancelled),
         (grpc.StatusCode.INTERNAL, errors.InternalError),
@@ -155,7 +155,7 @@ def test_details_of_another_domain_are_not_ours():
 
 def test_trailers_that_are_no_status_are_passed_over():
     trailers = (("grpc-status-details-bin", b"\xff\xff\xff"), ("other", "text"))
-    assert type(error_from_rpc(bare(grpc.StatusCode.UNAVAILABLE, trailers=trailers))) is errors.Unavailable
+    assert type(error_from_rpc(bare(grpc.StatusCode.UNAVAILABLE, trailers=trailers))) is errors.Unreachable
 
 
 def test_a_message_too_large_is_not_worth_another_try():
