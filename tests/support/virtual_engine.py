@@ -91,6 +91,9 @@ class VirtualExecutor:
     def prepared(self) -> list[Prepared]:
         return []
 
+    def take_ending(self) -> bool:
+        return False
+
 
 class VirtualEngine:
     """See the head of the module."""

@@ -138,6 +138,12 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
 
+class Ending(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Before a step's result, from runners that compute on the machine's own cores: the step is about to end, and what
+    is left of it leaves cores idle.
+    """
+
+
 RunnerOrder: TypeAlias = StepPlan | Compile
-RunnerAnswer: TypeAlias = StepResult | Compiled
+RunnerAnswer: TypeAlias = StepResult | Ending | Compiled
 """What passes between engine and runner once that has loaded."""

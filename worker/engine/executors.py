@@ -7,7 +7,7 @@ from typing import Protocol
 
 from worker.core import codec
 from worker.core.messages import Prepare, Prepared
-from worker.core.step import Compile, StepPlan, StepResult
+from worker.core.step import Compile, Compiled, Ending, StepPlan, StepResult
 from worker.engine.wire import FrameSocket
 from worker.runner.protocol import Runner
 
@@ -29,6 +29,13 @@ class Executor(Protocol):
 
     def prepared(self) -> list[Prepared]:
         """The answers to `prepare` that had come when `results` was last called, each given once."""
+        ...
+
+    def take_ending(self) -> bool:
+        """Whether the runner has said that the oldest step in flight is about to end, of which no result has come.
+
+        As of when `results` was last called; told once.
+        """
         ...
 
 
@@ -74,6 +81,10 @@ class InlineExecutor:
         prepared, self._prepared = self._prepared, []
         return prepared
 
+    def take_ending(self) -> bool:
+        """Never: a step is run when nothing else is to be done."""
+        return False
+
 
 class ProcessExecutor:
     """Sends steps to a runner process, where step N+1 lies ready when step N ends.
@@ -84,6 +95,7 @@ class ProcessExecutor:
     def __init__(self, runner_end: FrameSocket) -> None:
         self._socket = runner_end
         self._prepared: list[Prepared] = []
+        self._is_ending = False
 
     def launch(self, plan: StepPlan) -> None:
         """Send a step."""
@@ -98,13 +110,20 @@ class ProcessExecutor:
         results = []
         for frame in self._socket.receive():
             answer = codec.decode_answer(frame)
+            if isinstance(answer, Compiled):
+                self._prepared.append(Prepared(answer.ticket, answer.refusal))
+                continue
+            self._is_ending = isinstance(answer, Ending)
             if isinstance(answer, StepResult):
                 results.append(answer)
-            else:
-                self._prepared.append(Prepared(answer.ticket, answer.refusal))
         return results
 
     def prepared(self) -> list[Prepared]:
         """The answers that have arrived."""
         prepared, self._prepared = self._prepared, []
         return prepared
+
+    def take_ending(self) -> bool:
+        """What the runner has said last."""
+        is_ending, self._is_ending = self._is_ending, False
+        return is_ending

@@ -188,7 +188,7 @@ class EngineLoop:
         self._is_held_back = False
 
     def _settle(self) -> bool:
-        """Commit the results that have come, and tell the front what the turn brought. True when any result came."""
+        """Commit the results that have come, and tell the front what the turn brought. True when a runner spoke."""
         results = self._executor.results()
         began_s = self._clock.now()
         for result in results:
@@ -201,13 +201,16 @@ class EngineLoop:
             self._last_result_s = began_s
             if result.error is not None and result.out_of_memory is None:
                 log.error("a step failed as a whole", step=result.step, error=result.error)
+        is_ending = self._executor.take_ending()
+        if is_ending and self._pacing is not None:
+            self._pacing.ending()
         for prepared in self._executor.prepared():
             self._mailbox.send(prepared)
         outputs = self._scheduler.drain()
         if outputs is not None:
             self._mailbox.send(outputs)
         self._counters.scheduling_s += self._clock.now() - began_s
-        return bool(results)
+        return bool(results) or is_ending
 
     def _check(self, *, busy: bool) -> None:
         """Now and then, an idle engine that has worked verifies its books, one portion a turn; work comes first."""

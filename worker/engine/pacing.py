@@ -16,6 +16,11 @@ learnt from the steps: doubled when one that was planned when it was due lay rea
 that was planned beside another and did not. Those planned at once count there, for a margin that has outgrown the steps
 (the machine stood still for a moment) has each of them planned at once.
 
+A runner that computes on the machine's own cores says itself when a step is about to end: all that the engine does
+while many threads compute is taken from one of them, and the others wait for it. What is left of a step then (tokens
+are drawn, the result is sent) and how the next begins take one thread, so planning is free. No expectation is so sharp:
+with such a runner, its word alone counts.
+
 Pure; used by the engine's loop alone.
 """
 
@@ -47,6 +52,8 @@ class Pacing:
         """Of the last steps of a size, in seconds."""
         self._in_flight: deque[_InFlight] = deque()
         self._last_end_s = -math.inf
+        self._is_ending: bool | None = None
+        """By the word of the runner; None: it has never said anything."""
 
     @property
     def due_s(self) -> float:
@@ -54,6 +61,8 @@ class Pacing:
 
         To be asked while one step is in flight.
         """
+        if self._is_ending is not None:
+            return -math.inf if self._is_ending else math.inf
         running = self._in_flight[0]
         began_s = max(running.launched_s, self._last_end_s)
         return began_s + self._at_least_s(running.size) - self.margin_s
@@ -62,8 +71,14 @@ class Pacing:
         """A step of so many tokens was handed over. `was_due`: it was held back until `due_s`."""
         self._in_flight.append(_InFlight(_size_of(num_tokens), at_s, was_due, is_beside=bool(self._in_flight)))
 
+    def ending(self) -> None:
+        """The runner says that the oldest of the steps in flight is about to end."""
+        self._is_ending = True
+
     def ended(self, result: StepResult) -> None:
         """The oldest of the steps in flight has ended."""
+        if self._is_ending:
+            self._is_ending = False
         step = self._in_flight.popleft()
         is_late = max(step.launched_s, result.ready_s) > self._last_end_s - _AHEAD_S
         if step.was_due and is_late:

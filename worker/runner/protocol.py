@@ -16,6 +16,7 @@ no checks to be correct; `sim` makes them all the same, for the tests.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from radixfleet.types import Grammar
@@ -75,4 +76,13 @@ class StepQueue(Protocol):
 
     def collect(self) -> StepResult:
         """The result of the oldest step that was not collected; waits for its end. Failures as in `Runner.run`."""
+        ...
+
+
+@runtime_checkable
+class TellsEnding(Protocol):
+    """What a runner offers besides that computes on the machine's own cores."""
+
+    def tell_ending(self, tell: Callable[[], None]) -> None:
+        """Call `tell` in each step when what is left of it takes one thread: most of the cores are free then."""
         ...

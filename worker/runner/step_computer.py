@@ -99,6 +99,10 @@ class StepComputer:
         """The tokens of a step that the device has passed. Steps settle in order."""
         return self._sampler.settle(drawn)
 
+    def tell_ending(self, tell: Callable[[], None]) -> None:
+        """Call `tell` in each step when its logits are there, or where none are wanted."""
+        self._sampler.when_computed = tell
+
     @property
     def can_record(self) -> bool:
         """Whether steps of decodes can be recorded: that depends on the attention."""

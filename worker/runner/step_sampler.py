@@ -11,7 +11,7 @@ Nothing before `settle` waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,6 +85,8 @@ class StepSampler:
         self._tile_rows = max_rows
         self._device = device
         self._row_by_row = row_by_row
+        self.when_computed: Callable[[], None] = lambda: None
+        """Called in `draw`: the model has launched all that it computes in this step."""
 
     @property
     def nbytes(self) -> int:
@@ -124,10 +126,11 @@ class StepSampler:
         """Have the tokens drawn. `hidden`: what the model makes of the step's tokens."""
         wanted = begun.wanted
         told = self._tell_prompts(wanted, model, hidden)
+        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
+        self.when_computed()
         if not len(begun.sampling):
             nothing = torch.empty(0, dtype=torch.int64)
             return Drawn(begun, nothing, nothing.bool(), told)
-        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
         speaking = upload_indices(wanted.sampled, self._device) if wanted is not None else None
         untouched = logits[speaking] if speaking is not None else None
         if begun.is_edited:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ _MASK_THREADS = 2
 
 
 class TorchRunner:
-    """Implements `worker.runner.protocol.Runner`: a step is waited for."""
+    """Implements `worker.runner.protocol.Runner`, and `TellsEnding`: a step is waited for."""
 
     def __init__(self, config: TorchRunnerConfig, clock: Clock | None = None) -> None:
         self._config = config
@@ -56,6 +57,11 @@ class TorchRunner:
         if isinstance(outcome, Failure) and outcome.shortage is not None:
             release_cached(self._computer.device)  # here, where the failure, and with it the step's tensors, is gone
         return result_of(plan, outcome, started_s, self._clock.now())
+
+    def tell_ending(self, tell: Callable[[], None]) -> None:
+        """See `TellsEnding`."""
+        assert self._computer is not None, "told of before load"
+        self._computer.tell_ending(tell)
 
     def _compute(self, computer: StepComputer, plan: StepPlan) -> Sampled | Failure:
         try:

@@ -429,3 +429,47 @@ def test_paced_an_engine_that_waits_for_its_last_step_does_not_turn_in_vain(pace
         paced.idle()
     assert paced.scheduler.has_work
     assert paced.loop.wait_s > 0
+
+
+def test_a_step_is_planned_when_the_runner_says_that_the_one_in_flight_is_about_to_end(paced: PacedEngine) -> None:
+    """Where the runner says so, expectations count no more: a step that takes longer than ever is waited for."""
+    paced.executor.is_ending = True
+    paced.idle()
+    (_, running) = paced.executor.launched
+    paced.executor.end_step()
+    paced.clock.advance(100.0)
+    paced.idle()
+    assert [plan.step for plan in paced.executor.launched] == [running.step]
+    paced.executor.is_ending = True
+    paced.idle()
+    assert [plan.step for plan in paced.executor.launched] == [running.step, running.step + 1]
+
+
+def test_a_step_that_ends_without_a_word_is_followed_at_once(paced: PacedEngine) -> None:
+    """Such as one that fails before its tokens are drawn."""
+    paced.executor.is_ending = True
+    paced.idle()
+    for _ in range(2):
+        paced.executor.end_step()
+        paced.idle()
+    assert len(paced.executor.launched) == 1
+
+
+def test_nobody_turns_in_vain_between_a_runners_word_and_the_end_of_its_step(paced: PacedEngine) -> None:
+    paced.executor.is_ending = True
+    paced.idle()
+    while paced.executor.launched:
+        last = paced.executor.launched[-1]
+        paced.executor.end_step()
+        paced.executor.is_ending = bool(paced.executor.launched)
+        paced.idle()
+        assert paced.loop.wait_s > 0, f"step {last.step} is not waited for"
+
+
+def test_a_runners_word_changes_nothing_for_a_serial_engine(serial: Engine) -> None:
+    serial.front.inbox.append(submit(1))
+    serial.idle()
+    serial.executor.is_ending = True
+    serial.idle()
+    assert len(serial.executor.launched) == 1
+    assert serial.loop.wait_s > 0

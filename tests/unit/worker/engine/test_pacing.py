@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -163,3 +165,15 @@ def test_few_steps_are_late_whatever_planning_and_launching_take(device: Device,
     assert num_late <= 0.02 * 2000
     assert idle_s <= 0.001 * 2000 * 0.030
     assert waited_s / 2000 > 0.030 - 2 * takes_s - 0.003
+
+
+def test_what_a_runner_says_counts_and_no_expectation_does(device: Device) -> None:
+    """Its steps are followed when it says that they are about to end, however long they take."""
+    device.step(8, 0.030)
+    device.pacing.launched(8, device.now_s, was_due=False)
+    assert device.pacing.due_s < device.now_s + 0.030
+    device.pacing.ending()
+    assert device.pacing.due_s == -math.inf
+    device.end(0.030, device.now_s)
+    device.pacing.launched(8, device.now_s, was_due=False)
+    assert device.pacing.due_s == math.inf

@@ -12,11 +12,12 @@ from radixfleet.clock import ManualClock
 from tests.support.runner_driver import RunnerDriver
 from tests.support.tiny_model import Architecture, tiny_model
 from worker.core.messages import Ready
-from worker.core.step import StepPlan
+from worker.core.step import StepPlan, StepResult
 from worker.memory.plan import MemoryPlanError
 from worker.model.errors import ModelNotFound, UnsupportedModel
 from worker.runner.devices import DeviceError
 from worker.runner.largest_step import largest_step
+from worker.runner.protocol import TellsEnding
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.runner.torch_runner import TorchRunner
 
@@ -203,3 +204,21 @@ def test_closing_frees_the_pools() -> None:
     runner.close()
     with pytest.raises(AssertionError, match="run before load"):
         runner.run(broken_plan(1))
+
+
+@pytest.mark.parametrize("prompt_tokens", [5, 100], ids=["that samples", "that only computes a part of a prompt"])
+def test_each_step_is_said_to_end_before_it_has(prompt_tokens: int) -> None:
+    runner = TorchRunner(config())
+    driver = RunnerDriver(runner)
+    told: list[int] = []
+    try:
+        assert isinstance(runner, TellsEnding)
+        runner.tell_ending(lambda: told.append(len(results)))
+        results: list[StepResult] = []
+        driver.begin(0, list(range(prompt_tokens)))
+        results.append(driver.step({0: min(prompt_tokens, 64)}))
+        results.append(driver.step({0: max(0, prompt_tokens - 64)}))
+        assert told == [0, 1]
+        assert all(result.error is None for result in results)
+    finally:
+        runner.close()
