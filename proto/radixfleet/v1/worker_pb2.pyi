@@ -545,7 +545,7 @@ class StateUpdate(_message.Message):
     @_builtins.property
     def accepted(self) -> Global___AcceptedLoad:
         """What the worker has accepted, up to this very update, where `load` is what its engine said a moment ago. Unset where a
-        single watcher is told nothing of prompts; several are told of new requests within about 20 ms.
+        single watcher is told nothing of prompts; several are told of new requests within about 50 ms.
         """
 
     def __init__(
