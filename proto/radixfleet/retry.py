@@ -24,7 +24,7 @@ class RetryPolicy:
     """Tries after the first."""
     first_s: float = 0.1
     longest_s: float = 5.0
-    reconnect_s: float = 10.0
+    reconnect_s: float = 20.0
     """How long a server that has answered before and is gone is tried again, unless there are no retries at all: one
     that is started again takes some seconds."""
 
