@@ -1,5 +1,7 @@
 """The filters against the slow form, on rows small enough to hold many ties and on rows larger than the candidates."""
 
+import platform
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.slow_sampling import distribution
 from worker.sampling.filters import keep_likely, nucleus_by_halving, nucleus_by_sorting
+from worker.sampling.nucleus import nucleus_by_kernel
+
+FORMS = [nucleus_by_sorting, nucleus_by_halving, *([nucleus_by_kernel] if platform.system() == "Linux" else [])]
 
 
 def kept(logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
@@ -66,7 +71,28 @@ def test_the_nucleus_without_sorting_is_the_one_with_it(sixteenths: list[int], t
     scores = torch.stack((row, row.flip(0), torch.where(row < -3, -torch.inf, row)))
     shares = torch.tensor([top_p, top_p / 2, 0.6], dtype=torch.float64)
     sorting, halving = nucleus_by_sorting(scores, shares), nucleus_by_halving(scores, shares)
-    # Sums in float32 and float64 may reach a share one token apart where it falls on the very end of a token.
+    check_alike(scores, shares, sorting, halving)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    sixteenths=st.lists(st.integers(-160, 0), min_size=1, max_size=60),
+    top_p=st.sampled_from([0.001, 0.05, 0.3, 0.5, 0.77, 0.9, 0.999]),
+    num_excluded=st.integers(0, 20),
+)
+@pytest.mark.skipif(platform.system() != "Linux", reason="Triton is for Linux")
+def test_the_nucleus_by_a_kernel_is_the_one_by_sorting(sixteenths: list[int], top_p: float, num_excluded: int) -> None:
+    """Triton's interpreter computes what a GPU would."""
+    row = torch.tensor([*sixteenths, 0] + [-torch.inf] * num_excluded, dtype=torch.float32) / 16
+    scores, shares = torch.stack((row, row.flip(0))), torch.tensor([top_p, 0.6], dtype=torch.float64)
+    check_alike(scores, shares, nucleus_by_sorting(scores, shares), nucleus_by_kernel(scores, shares))
+
+
+def check_alike(scores: torch.Tensor, shares: torch.Tensor, sorting: torch.Tensor, halving: torch.Tensor) -> None:
+    """The same thresholds, or one token apart where both are right.
+
+    Sums in float32 and float64 may reach a share one token apart where it falls on the very end of a token.
+    """
     same = sorting == halving
     for index in (~same).nonzero()[:, 0].tolist():
         weights = scores[index].double().exp()
@@ -81,5 +107,5 @@ def test_a_large_nucleus_without_sorting() -> None:
     scores = logits - logits.max(dim=1, keepdim=True).values
     for share in (0.5, 0.99, 0.9999):
         shares = torch.full((3,), share, dtype=torch.float64)
-        counts = [(scores >= nucleus(scores, shares)).sum(1) for nucleus in (nucleus_by_sorting, nucleus_by_halving)]
-        assert (counts[0] - counts[1]).abs().max() <= 1
+        counts = [(scores >= nucleus(scores, shares)).sum(1) for nucleus in FORMS]
+        assert all((counts[0] - count).abs().max() <= 1 for count in counts[1:])

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.memory.transfers import upload, upload_indices
+from worker.sampling.nucleus import kernel_or
 
 _NUM_CANDIDATES = 1024
 """Sorting this many is several times cheaper than sorting a vocabulary, and nearly always enough."""
@@ -52,8 +53,11 @@ def _keep_top_p(scores: Tensor, top_p: npt.NDArray[np.float64]) -> Tensor:
     if not len(limited):
         return scores
     rows, shares = upload_indices(limited, scores.device), upload(top_p[limited], scores.device)
-    thresholds = nucleus_by_sorting if scores.device.type == "cpu" else nucleus_by_halving
-    return _without_below(scores, rows, thresholds(scores[rows], shares))
+    if scores.device.type == "cpu":
+        thresholds = nucleus_by_sorting(scores[rows], shares)
+    else:
+        thresholds = kernel_or(nucleus_by_halving, scores.device)(scores[rows], shares)
+    return _without_below(scores, rows, thresholds)
 
 
 def _keep_min_p(scores: Tensor, min_p: npt.NDArray[np.float64]) -> Tensor:
@@ -83,7 +87,8 @@ def nucleus_by_sorting(scores: Tensor, shares: Tensor) -> Tensor:
 
 
 def nucleus_by_halving(scores: Tensor, shares: Tensor) -> Tensor:
-    """The same without waiting for the device, nor sorting: by halving the range in which the threshold lies.
+    """The same without waiting for the device, nor sorting: by halving the range in which the threshold lies. For GPUs
+    where the kernel of `worker.sampling.nucleus` cannot be had, since it launches nine operations a halving.
 
     Scores are 0 and below, and the bits of float32 numbers of one sign are ordered as the numbers are: 31 halvings of
     the bits' range end at the very score.

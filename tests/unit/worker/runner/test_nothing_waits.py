@@ -34,6 +34,7 @@ from worker.runner.computer_parts import ComputerParts
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
 from worker.sampling.grammar import GrammarCompiler
+from worker.sampling.nucleus import nucleus_by_kernel
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 PAGE, MAX_ROWS, CONTEXT = 16, 12, 256
@@ -80,6 +81,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
         ("num_processors", lambda _device: 132),
     ):
         monkeypatch.setattr(f"worker.runner.attention.triton_backend.{name}", value)
+    monkeypatch.setattr("worker.sampling.triton_kernels.find_thresholds", Nowhere())
+    monkeypatch.setattr("worker.sampling.filters.kernel_or", lambda _other, _device: nucleus_by_kernel)
     tiny_model()  # written here, where tensors have contents
     with fake_cuda() as fake:
         yield fake
@@ -208,6 +211,18 @@ def test_nothing_that_a_row_asks_for_waits(
     driver.step({0: 30, 1: len(PROMPT)})
     driver.step({0: 27, 1: 0})
     assert runner.settled == (2 if asked == "grammar" else 0)
+
+
+def test_top_p_without_a_kernel_waits_for_nothing_either(
+    device: FakeCuda, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.sampling.filters.kernel_or", lambda other, _device: other)
+    with device.loading():
+        runner = LaunchingRunner("flash", threads)
+    driver = RunnerDriver(runner)
+    driver.begin(0, PROMPT, **ROWS["top_p"])
+    driver.prefill(0)
+    assert device.num_copies > 5
 
 
 @pytest.mark.parametrize("name", ["triton", "triton, deterministic", "flash", "flash 3"])
