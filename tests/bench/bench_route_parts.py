@@ -41,7 +41,7 @@ from router.workers.listener import LeasePhase
 from router.workers.state import WorkerState
 from router.workers.tokenizers import TokenizerStore
 from tests.support.byte_tokenizer import byte_spec
-from tests.support.fleet_simulation import NO_BLOCKS
+from tests.support.fleet_simulation import NO_BLOCKS, HashArray
 from tests.support.router_parts import CAPACITY, FINGERPRINT, MODEL, Parts
 
 VOCABULARY = 50_000
@@ -60,6 +60,7 @@ class Held(NamedTuple):
     lease_id: str
     worker: WorkerState
     cached_tokens: int
+    block_hashes: HashArray
 
 
 class Fleet(Parts):
@@ -75,6 +76,13 @@ class Fleet(Parts):
             self.sketch.set_capacity(worker.slot, KV_TOKENS // BLOCK_TOKENS)
             self.sketch.apply_digest(worker.slot, 1, 0, NO_BLOCKS)
         self._group = ModelGroup(self.workers)
+        self._reports = dict.fromkeys(self.workers, 0)
+
+    def report(self, worker: WorkerState, cached: Sequence[HashArray]) -> None:
+        """The worker tells that it has these blocks in its cache."""
+        self._reports[worker] += bool(cached)
+        added = np.concatenate([NO_BLOCKS, *cached])
+        assert self.sketch.apply_delta(worker.slot, 1, self._reports[worker], NO_BLOCKS, added)
 
     def group(self, model: str) -> ModelGroup:
         """The same one always."""
@@ -96,11 +104,11 @@ class Watch:
         self.times_s: dict[str, list[float]] = defaultdict(list)
 
     @contextmanager
-    def part(self, name: str, requests: int = 1) -> Iterator[None]:
-        """What is inside is this part, of so many requests."""
+    def part(self, name: str) -> Iterator[None]:
+        """What is inside is this part of one request."""
         began_s = perf_counter()
         yield
-        self.times_s[name].append((perf_counter() - began_s) / requests)
+        self.times_s[name].append(perf_counter() - began_s)
 
     def us(self, name: str) -> float:
         """What one request takes: of a hundred the quickest."""
@@ -158,15 +166,17 @@ def routed(router: Router, data: bytes, watch: Watch) -> Held:
         router.routing._book(lease, preparation, answer.route, router.owner)
     with watch.part("write the message"):
         fleet_pb2.RouteStreamResponse(answers=[answer]).SerializeToString()
-    return Held(answer.route.lease_id, lease.worker, lease.decision.predicted_cached_tokens)
+    return Held(answer.route.lease_id, lease.worker, lease.decision.predicted_cached_tokens, prepared.block_hashes)
 
 
 def told(router: Router, leases: Sequence[Held], watch: Watch) -> None:
     """What workers tell of these leases."""
     for name, phase in PHASES.items():
-        with watch.part(name, len(leases)):
-            for lease in leases:
+        for lease in leases:
+            with watch.part(name):
                 router.look_aside.lease_event(lease.worker, lease.lease_id, phase, lease.cached_tokens)
+    for worker in router.fleet.workers:
+        router.fleet.report(worker, [lease.block_hashes for lease in leases if lease.worker is worker])
 
 
 async def bench(num_workers: int, num_tokens: int, count: int) -> None:
