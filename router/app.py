@@ -214,7 +214,7 @@ async def _heard_by_siblings(core: Core, place: Place) -> AsyncIterator[None]:
 def settle_in() -> None:
     """After the start, where the process is a router's alone: what lives now lives for good.
 
-    So the garbage collector need not look at it again, which would hold up every request for a tenth of a second.
+    So the garbage collector need not look at it again, which would hold up every request for 50 ms.
     """
     gc.collect()
     gc.freeze()

@@ -129,6 +129,16 @@ async def test_text_is_tokenized_off_the_event_loop_and_short_ids_need_no_thread
     assert threads.jobs == 3
 
 
+async def test_only_text_is_measured_by_the_longest_token(threads: Threads) -> None:
+    """Behaviour 59: finding that reads the whole vocabulary, so ids, which are read on the loop, go without."""
+    preparing = Preparing(threads, "m")
+    tokenizer = preparing.tokenizers.known[SPEC.fingerprint()]
+    await preparing.prompts.prepare(request(np.arange(100, dtype=np.uint32)))
+    assert "longest_token" not in vars(tokenizer)
+    await preparing.prompts.prepare(request(text="hello"))
+    assert "longest_token" in vars(tokenizer)
+
+
 async def test_a_prompt_that_must_be_computed_whole_is_cheaper_nowhere(threads: Threads) -> None:
     prompts = Preparing(threads, "m").prompts
     sampling = inference_pb2.SamplingParams(prompt_logprobs=1)
