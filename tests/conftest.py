@@ -20,7 +20,6 @@ if not Path("/dev/nvidiactl").exists():
 
 import pytest
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
 
 # Time limits belong to the suite's timeout: a busy machine must not fail an example that is right. Continuous
 # integration judges a commit, not its luck: the same examples each time there, new ones each time elsewhere.
@@ -42,16 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-class _OneClusterAtATime(LoadFileScheduling):
-    """A file stays on one of the test processes, and all tests of Ray on one: a cluster starts as many processes as the
-    rest of the suite."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        return "tests/ray" if file.startswith("tests/ray/") else file
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """In the place of `--dist loadfile`, which `make test` asks for."""
-    return _OneClusterAtATime(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.one_cluster import OneClusterAtATime  # a machine with GPUs may lack pytest-xdist
+
+    return OneClusterAtATime(config, log)
