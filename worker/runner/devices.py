@@ -15,6 +15,7 @@ _log = structlog.get_logger()
 _DEVICE_FILES = Path("/dev")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _AMPERE = (8, 0)
+_WITHOUT_CUDA = "this torch is built without CUDA"
 
 
 class DeviceError(ValueError):
@@ -35,14 +36,15 @@ def open_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise DeviceError(f"devices of type {device.type} are not supported; use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise DeviceError(f"there is no device {name}: torch sees {torch.cuda.device_count()} CUDA devices; use cpu")
+        seen = f"torch sees {torch.cuda.device_count()} CUDA devices" if torch.version.cuda else _WITHOUT_CUDA
+        raise DeviceError(f"there is no device {name}: {seen}; use cpu, or see radixfleet doctor")
     return device
 
 
 def warn_of_idle_gpu() -> None:
     """ "auto" has become the CPU: say so where the machine has a GPU, which is rarely what was meant."""
     if any(_DEVICE_FILES.glob("nvidia[0-9]*")) and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1"):
-        why = "its driver does not answer, or is too old" if torch.version.cuda else "this torch is built without CUDA"
+        why = "its driver does not answer, or is too old" if torch.version.cuda else _WITHOUT_CUDA
         _log.warning("computing on the CPU, though there is a GPU: radixfleet doctor says more", why=why)
 
 

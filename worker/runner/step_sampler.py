@@ -28,6 +28,7 @@ from worker.runner.row_edits import RowEdits
 from worker.runner.row_grammars import Accepted, Masks
 from worker.runner.row_logprobs import RowLogprobs, Wanted
 from worker.runner.rows import RowState
+from worker.sampling.filters import rows_are_alike
 from worker.sampling.logprobs import ArrivingLogprobs, logprobs_of
 from worker.sampling.sampler import sample
 
@@ -173,7 +174,7 @@ class StepSampler:
         return told
 
     def _sample(self, logits: Tensor, begun: Begun) -> tuple[Tensor, Tensor]:
-        if not self._row_by_row:
+        if not self._row_by_row or rows_are_alike(self._device):
             return sample(logits, self._rows.sampling(begun.rows, begun.positions))
         drawn = [
             sample(logits[one], self._rows.sampling(begun.rows[one], begun.positions[one]))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.memory.transfers import upload, upload_indices
-from worker.sampling.nucleus import kernel_or
+from worker.sampling.nucleus import kernel_or, nucleus_by_kernel
 
 _NUM_CANDIDATES = 1024
 """Sorting this many is several times cheaper than sorting a vocabulary, and nearly always enough."""
@@ -37,6 +37,13 @@ def keep_likely(
     `top_p` in (0, 1], `min_p` in [0, 1]. The likeliest token is always kept.
     """
     return _keep_min_p(_keep_top_p(_keep_top_k(scores, top_k), top_p), min_p)
+
+
+def rows_are_alike(device: torch.device) -> bool:
+    """No row's result depends on the others in its batch, to the bit: on GPUs with the kernel all that is summed is
+    summed row by row, and what is done to single elements is done alike.
+    """
+    return device.type != "cpu" and kernel_or(nucleus_by_halving, device) is nucleus_by_kernel
 
 
 def _keep_top_k(scores: Tensor, top_k: npt.NDArray[np.int64]) -> Tensor:

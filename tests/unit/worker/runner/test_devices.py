@@ -27,6 +27,7 @@ def test_auto_is_the_cpu_where_torch_sees_no_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert open_device("cuda:0") == torch.device("cuda:0")
     with pytest.raises(DeviceError, match="no device cuda:1: torch sees 1 CUDA devices"):
         open_device("cuda:1")
@@ -34,6 +35,13 @@ def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch)
         open_device("gpu")
     with pytest.raises(DeviceError, match="type meta are not supported"):
         open_device("meta")
+
+
+def test_a_torch_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(DeviceError, match="no device cuda: this torch is built without CUDA; use cpu, or see"):
+        open_device("cuda")
 
 
 def test_a_gpu_that_is_named_becomes_the_one_that_triton_launches_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
 from worker.sampling.grammar import GrammarCompiler
 from worker.sampling.nucleus import nucleus_by_kernel
+from worker.sampling.sampler import SamplingBatch, sample
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 PAGE, MAX_ROWS, CONTEXT = 16, 12, 256
@@ -211,6 +212,33 @@ def test_nothing_that_a_row_asks_for_waits(
     driver.step({0: 30, 1: len(PROMPT)})
     driver.step({0: 27, 1: 0})
     assert runner.settled == (2 if asked == "grammar" else 0)
+
+
+@pytest.mark.parametrize(("has_kernel", "batches"), [(True, [2]), (False, [1, 1])])
+def test_rows_are_drawn_together_where_that_changes_no_bit(
+    has_kernel: bool,
+    batches: list[int],
+    device: FakeCuda,
+    threads: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Deterministic inference draws rows one by one elsewhere, which takes a hundred times as many launches."""
+    seen: list[int] = []
+
+    def counting(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+        seen.append(len(logits))
+        return sample(logits, batch)
+
+    monkeypatch.setattr("worker.runner.step_sampler.sample", counting)
+    if not has_kernel:
+        monkeypatch.setattr("worker.sampling.filters.kernel_or", lambda other, _device: other)
+    with device.loading():
+        runner = LaunchingRunner("triton, deterministic", threads)
+    driver = RunnerDriver(runner)
+    for row in range(2):
+        driver.begin(row, PROMPT, **ROWS["top_p"])
+    driver.step(dict.fromkeys(range(2), len(PROMPT)))
+    assert seen == batches
 
 
 def test_top_p_without_a_kernel_waits_for_nothing_either(
