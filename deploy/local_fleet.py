@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from deploy.machine import worker_share
 from deploy.options import to_arguments
-from deploy.processes import Child, ChildSpec
+from deploy.processes import Child, ChildFailed, ChildSpec
+from radixfleet.background import beside
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
 from radixfleet.errors import RadixfleetError
@@ -145,15 +146,36 @@ class LocalFleet:
     async def _keep_alive(self, name: str) -> None:
         loop = asyncio.get_running_loop()
         pause_s = _FIRST_PAUSE_S
+        started_s = loop.time()
+        obituary = await self._children[name].died()
         while True:
-            started_s = loop.time()
-            obituary = await self._children[name].died()
             if loop.time() - started_s > _HEALTHY_S:
                 pause_s = _FIRST_PAUSE_S
             self._progress(f"{obituary}\n{name}: starting again in {pause_s:.0f} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            await self._launch(self._respawn_spec(name))
+            child = await self._launch(self._respawn_spec(name))
+            started_s = loop.time()
+            async with beside(self._tell_when_back(child), f"return of {name}"):
+                obituary = await child.died()
+
+    async def _tell_when_back(self, child: Child) -> None:
+        name = child.spec.name
+        with suppress(ChildFailed):  # which is told as the end of the process
+            await child.address()
+            if name != "router":
+                await self._until_used(name)
+            self._progress(f"{name}: serves again")
+
+    async def _until_used(self, worker_id: str) -> None:
+        """The router sends it requests."""
+        async with Client(self.target) as client:
+            while True:
+                with suppress(RadixfleetError):
+                    workers = await client.list_workers()
+                    if any(worker.worker_id == worker_id and not worker.ineligible_reason for worker in workers):
+                        return
+                await asyncio.sleep(_POLL_S)
 
     def _respawn_spec(self, name: str) -> ChildSpec:
         spec = self._children[name].spec

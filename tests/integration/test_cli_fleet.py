@@ -63,27 +63,10 @@ def up(tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Path]]
 
     def start(*arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
         run_dir = tmp_path / f"run-{len(fleets)}"
-        fleets.append(
-            subprocess.Popen(
-                [
-                    *(
-                        *RADIXFLEET,
-                        "up",
-                        "--model",
-                        str(tiny_model()),
-                        "--port",
-                        "0",
-                        "--router-metrics-port",
-                        "0",
-                        "--http-port",
-                        "0",
-                    ),
-                    *("--run-dir", str(run_dir), "--device", "cpu", "--device-memory", "64MiB", *arguments),
-                ],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-        )
+        command = [*RADIXFLEET, "up", "--model", str(tiny_model()), "--port", "0", "--router-metrics-port", "0"]
+        command += ["--http-port", "0", "--run-dir", str(run_dir), "--device", "cpu", "--device-memory", "64MiB"]
+        with (tmp_path / f"told-{len(fleets)}").open("wb") as told:
+            fleets.append(subprocess.Popen([*command, *arguments], stdout=told, stderr=told))
         return fleets[-1], run_dir
 
     yield start
@@ -93,7 +76,7 @@ def up(tmp_path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Path]]
         fleet.wait()
 
 
-async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
+async def test_a_fleet_serves_heals_and_ends_without_orphans(up, tmp_path):
     fleet, run_dir = up("--workers", "2")
     endpoint = await until_serving(run_dir, 2)
     listed = command("workers", "--json", "--endpoint", endpoint)
@@ -111,6 +94,7 @@ async def test_a_fleet_serves_heals_and_ends_without_orphans(up):
     os.kill(victim, signal.SIGKILL)
     await until(lambda: pid_of(fleet, "worker-0") not in (None, victim), "worker-0 is started again", timeout_s=150)
     await until_serving(run_dir, 2)
+    await until(lambda: "worker-0: serves again" in (tmp_path / "told-0").read_text(), "the operator is told")
 
     everybody = psutil.Process(fleet.pid).children(recursive=True)
     fleet.send_signal(signal.SIGTERM)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from deploy import local_fleet
 from deploy.local_fleet import FleetSpec, LocalFleet, stopping_text
-from deploy.processes import Child, ChildSpec
+from deploy.processes import Child, ChildFailed, ChildSpec
+from radixfleet.background import beside
+from tests.support.waiting import until
 
 
 def spec(router_options: dict[str, Any], worker_options: dict[str, Any]) -> FleetSpec:
@@ -62,6 +66,43 @@ async def test_the_router_drains_first_and_every_child_has_its_whole_drain(monke
     assert [name for name, _ in stopped] == ["router", "worker-0", "worker-1"]
     assert all(grace_s > 60 for _, grace_s in stopped)
     assert told == ["stopping: requests that run may end, up to 60 s; Ctrl-C again cuts them"]
+
+
+class _Mortal:
+    """A router that listens at once, and dies when it is told to."""
+
+    def __init__(self, spec: ChildSpec) -> None:
+        self.spec = spec
+        self.dies = asyncio.Event()
+
+    async def address(self) -> str:
+        return "127.0.0.1:1"
+
+    async def died(self) -> ChildFailed:
+        await self.dies.wait()
+        return ChildFailed("router ended with signal 9")
+
+
+async def test_who_watches_hears_that_what_died_serves_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[_Mortal] = []
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        lives.append(_Mortal(child))
+        return cast("Child", lives[-1])
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
+    told: list[str] = []
+    fleet = LocalFleet(spec({}, {}), told.append)
+    fleet.endpoint = "127.0.0.1:1"
+    await fleet._launch(fleet._spec.router())
+    async with beside(fleet.supervise(), "supervision"):
+        for life in range(2):
+            await until(lambda life=life: len(lives) == life + 1)
+            await until(lambda life=life: len(told) == 2 * life)
+            lives[life].dies.set()
+        await until(lambda: len(told) == 4)
+    assert told == ["router ended with signal 9\nrouter: starting again in 0 s", "router: serves again"] * 2
 
 
 def test_what_a_stopping_fleet_waits_for() -> None:
