@@ -117,8 +117,7 @@ def _compiler() -> Finding:
     except KernelsUnavailable as error:
         advice = f"{error.advice}: without kernels, steps on a CPU take about twice as long"
         return Finding("kernels", f"none: {error}", advice)
-    what = "attention and whole steps" if kernels.has_linears else "attention"
-    return Finding("kernels", f"{what} in C, using {kernels.features}")
+    return Finding("kernels", f"attention, and whole steps in bfloat16, in C, using {kernels.features}")
 
 
 def _memory() -> Finding:

@@ -228,7 +228,6 @@ static void compare(const model_t *m, const sequences_t *s, const uint16_t *hidd
 }
 
 void check_forward(int num_cases, int num_threads) {
-  if (!rf_linear_supported()) return;
   tally_t tally = {.kind = "whole steps"};
   rf_team *team = rf_team_create(num_threads), *alone = rf_team_create(1);
   static sequences_t s;

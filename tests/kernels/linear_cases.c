@@ -114,7 +114,6 @@ static void check_rows_alone(const case_t *c, rf_team *team) {
 }
 
 void check_linears(int num_cases, int num_threads) {
-  if (!rf_linear_supported()) return;
   tally_t tallies[] = {
       [RF_STORE] = {.kind = "linear to bfloat16"},
       [RF_STORE_FLOAT] = {.kind = "linear to float32"},

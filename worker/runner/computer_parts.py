@@ -44,7 +44,6 @@ class ComputerParts:
     def choose(cls, config: TorchRunnerConfig, shape: ModelConfig, device: torch.device, dtype: torch.dtype) -> Self:
         """The fastest that work here, within what the settings say. Raises DeviceError."""
         kernels = open_kernels(config.attention, shape, device, dtype, config.num_threads)
-        computes_linears = kernels is not None and kernels.has_linears and dtype == torch.bfloat16
         needs = AttentionNeeds(shape, device, dtype, config.page_size, config.deterministic)
         return cls(
             device=device,
@@ -52,7 +51,7 @@ class ComputerParts:
             page_size=config.page_size,
             is_deterministic=config.deterministic,
             kernels=kernels,
-            computes_whole_steps=computes_linears and supports(shape),
+            computes_whole_steps=kernels is not None and dtype == torch.bfloat16 and supports(shape),
             attention=make_attention_backend(config.attention, kernels, needs),
         )
 

@@ -19,7 +19,7 @@
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define RF_HAS_AVX512_BF16 1
 #if defined(__AMX_BF16__) && defined(__linux__)
 #define RF_HAS_AMX 1

@@ -120,7 +120,6 @@ _FUNCTIONS = {
     "rf_attention_plan_destroy": (None, (c_void_p,)),
     "rf_attend": (None, (c_void_p, c_void_p, POINTER(AttentionLayer))),
     "rf_prefer_large_pages": (None, (c_void_p, c_int64)),
-    "rf_linear_supported": (c_int32, ()),
     "rf_packed_bytes": (c_int64, (c_int32, c_int32)),
     "rf_pack": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "rf_apply": (None, (c_void_p, POINTER(LinearWeight), POINTER(Operands))),
@@ -166,8 +165,3 @@ class Kernels:
     def features(self) -> str:
         """What of the CPU is used, in a word."""
         return str(self.library.rf_features().decode())
-
-    @property
-    def has_linears(self) -> bool:
-        """This CPU computes bfloat16, so linear layers and whole steps can be computed, and not only attention."""
-        return bool(self.library.rf_linear_supported())

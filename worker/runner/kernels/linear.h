@@ -1,6 +1,6 @@
 /* Linear layers in bfloat16 with float32 sums, for any number of rows: y = x W^T + bias, and what follows it.
  *
- *   panel    16 output features of W, packed as AMX and AVX512-BF16 read them: [in / 32][16 pairs of in][16 out][2]
+ *   panel    16 output features of W, packed as AMX and AVX512-BF16 read them: [in / 2][16 out][2]
  *   block    32 rows by 2 panels (or 16 rows by 4): sums stay in registers over all of `in`, or over RF_DEPTH of it
  *   item     what a thread takes at a time: some panels by up to RF_ROWS rows
  *
@@ -39,8 +39,6 @@ typedef struct {
   int32_t output; /* rf_output */
 } rf_operands;
 
-/* 1 where this CPU has instructions for bfloat16, and so rf_apply works. */
-RF_EXPORT int32_t rf_linear_supported(void);
 RF_EXPORT int64_t rf_packed_bytes(int32_t out_features, int32_t in_features);
 /* W is [out_features][in_features]; `packed` is aligned to 64 bytes. */
 RF_EXPORT void rf_pack(const uint16_t *weight, int32_t out_features, int32_t in_features, uint16_t *packed);

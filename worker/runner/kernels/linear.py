@@ -1,4 +1,4 @@
-"""Linear layers by the kernels, for bfloat16 on CPUs that compute it: packed once, for any number of rows.
+"""Linear layers by the kernels, in bfloat16 on CPUs: packed once, for any number of rows.
 
 A row's result does not depend on the other rows of the batch.
 """
