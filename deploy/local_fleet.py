@@ -162,10 +162,10 @@ class LocalFleet:
     async def _tell_when_back(self, child: Child) -> None:
         name = child.spec.name
         with suppress(ChildFailed):  # which is told as the end of the process
-            await child.address()
+            address = await child.address()
             if name != "router":
                 await self._until_used(name)
-            self._progress(f"{name}: serves again")
+            self._progress(f"{name}: serves again\n  at {address}")  # of two lines: news, that stay on a terminal
 
     async def _until_used(self, worker_id: str) -> None:
         """The router sends it requests."""

@@ -28,6 +28,7 @@ from loadtest.driver import Driven, Driver, Progress
 from loadtest.statistics import Objective, summarize
 from loadtest.trace import TraceError
 from loadtest.workloads import Arrival
+from radixfleet.counts import counted
 from radixfleet.endpoint import Endpoint
 from router.policies import POLICY_NAMES
 
@@ -244,6 +245,7 @@ async def _over_http(fleet: HttpFleet, place: int, demand: Demand, asked: _Asked
 
 async def _driven(caller: Caller, name: str, workers: Sequence[str], arrivals: Sequence[Arrival]) -> Driven:
     """Send everything and wait for every end."""
+    click.echo(f"{name}: {counted(len(arrivals), 'request')} over {arrivals[-1].at_s:,.0f} s", err=True)
     with _progress(name, len(arrivals)) as on_progress:
         return await Driver(caller, workers, on_progress=on_progress).drive(name, arrivals)
 

@@ -15,6 +15,7 @@ from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.plan_report import as_object, print_report
 from deploy.planning import Wanted, find_shape, fits
+from deploy.progress import Progress
 from radixfleet.settings import parse_bytes
 from worker.model.footprint import FORMATS
 from worker.model.sources import resolve_model
@@ -85,15 +86,17 @@ def _refuse_given(names: list[str]) -> None:
 
 
 def _inspect(model: str | None, device: str, device_memory: str | None, *, as_json: bool) -> None:
-    # Here, because torch takes seconds to import and a plan needs none.
-    from deploy.inspection import as_objects, inspect
-
     try:
         memory = parse_bytes(device_memory) if device_memory is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device-memory") from None
     path = resolve_model(model, lambda text: click.echo(text, err=True)) if model is not None else None
-    findings = inspect(path, device, memory)
+    with Progress(Console(stderr=True)) as tell:
+        tell("looking at this machine")
+        # Here, because torch takes seconds to import and a plan needs none.
+        from deploy.inspection import as_objects, inspect
+
+        findings = inspect(path, device, memory)
     if as_json:
         click.echo(json.dumps({"findings": as_objects(findings)}, indent=2))
     else:

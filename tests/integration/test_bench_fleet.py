@@ -34,6 +34,7 @@ async def test_on_a_fleet_that_runs(tmp_path):
             "--endpoint", fleet.router.address, *SHORT, "--json", "--report", str(report)
         )
     assert code == 0, err
+    assert " requests over " in err, "who waits knows for how long"
     (run,) = json.loads(out)["runs"]
     assert (run["policy"], run["requests"], run["failed"]) == ("min_cost", 64, 0)
     assert 0 < run["hit_rate"] <= run["reachable_rate"] <= run["ceiling"]

@@ -102,7 +102,8 @@ async def test_who_watches_hears_that_what_died_serves_again(monkeypatch: pytest
             await until(lambda life=life: len(told) == 2 * life)
             lives[life].dies.set()
         await until(lambda: len(told) == 4)
-    assert told == ["router ended with signal 9\nrouter: starting again in 0 s", "router: serves again"] * 2
+    end = "router ended with signal 9\nrouter: starting again in 0 s"
+    assert told == [end, "router: serves again\n  at 127.0.0.1:1"] * 2
 
 
 def test_what_a_stopping_fleet_waits_for() -> None:
