@@ -15,15 +15,19 @@ def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
     allocator of such memory gives it to nobody else before the copy is done: that is the barrier which keeps the host
     from overwriting what a launched step is still to read.
     """
-    tensor = torch.from_numpy(np.array(array))  # a plan's arrays are read-only, which torch does not know
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor
+    return _sent(np.array(array), device)  # a plan's arrays are read-only, which torch does not know
 
 
 def upload_indices(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
     """The same as int64, which torch indexes by."""
-    return upload(array.astype(np.int64), device)
+    return _sent(array.astype(np.int64), device)
+
+
+def _sent(copy: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(copy)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor
 
 
 def download(tensor: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from worker.core.step import StepPlan
 from worker.memory.kv_pool import TokenToKVPool
-from worker.memory.transfers import upload_indices
+from worker.memory.transfers import upload, upload_indices
 from worker.model.llama import LlamaModel
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, RecordableAttention
 from worker.runner.decode_graphs import DecodeGraphs, Record
@@ -143,21 +143,21 @@ class StepComputer:
 
     def _launched(self, plan: StepPlan) -> Tensor:
         flat_rows, flat_positions = flat_rows_and_positions(plan)
+        rows = upload_indices(flat_rows, self.device)
         positions = upload_indices(flat_positions, self.device)
         slots = upload_indices(plan.slots, self.device)
-        self._rows.place(upload_indices(flat_rows, self.device), positions, slots)
+        self._rows.place(rows, positions, slots)
         batch = AttentionBatch(plan.rows, plan.starts, plan.lengths, self._rows.table)
-        input_ids = self._input_ids(plan)
+        input_ids = self._input_ids(plan, rows)
         if self._layers is not None:
             return self._layers.hidden(input_ids, positions, slots, batch)
         self._attention.plan(batch)
         return self._model.hidden(input_ids, positions, _PagedAttention(self._pool, self._attention, slots))
 
-    def _input_ids(self, plan: StepPlan) -> Tensor:
-        input_ids = upload_indices(plan.input_ids, self.device)
-        relayed = np.flatnonzero(plan.relayed)
-        if len(relayed):
-            offsets = np.cumsum(plan.lengths) - plan.lengths
-            rows = upload_indices(plan.rows[relayed], self.device)
-            input_ids[upload_indices(offsets[relayed], self.device)] = self._rows.relay[rows]
-        return input_ids
+    def _input_ids(self, plan: StepPlan, rows: Tensor) -> Tensor:
+        """`rows`: of each token."""
+        known = upload_indices(plan.input_ids, self.device)
+        if not plan.relayed.any():
+            return known
+        relayed = upload(np.repeat(plan.relayed, plan.lengths), self.device)
+        return torch.where(relayed, self._rows.relay[rows], known)
