@@ -137,6 +137,7 @@ class _Loader:
                 joined = torch.empty(shape, device=self._device, dtype=self._dtype)
             joined[first : first + len(part)] = part
             first += len(part)
+            del part  # before the next one is read
         return joined
 
     def _norm(self, name: str, size: int) -> Tensor:

@@ -212,9 +212,7 @@ class _Loading:
         """Bytes that are gone from the device since loading began and that torch's allocator does not hold: kernels and
         workspaces of libraries, and other processes that share it.
         """
-        outside = max(self._reachable_bytes - reachable_memory(self._device), 0) if self._device.type == "cuda" else 0
-        _log.debug("memory taken beside the allocator", bytes=outside)
-        return outside
+        return max(self._reachable_bytes - reachable_memory(self._device), 0)
 
     def _plan(self, model: LlamaModel, activation_peak_bytes: int) -> MemoryPlan:
         return plan_memory(

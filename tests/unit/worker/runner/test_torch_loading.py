@@ -1,0 +1,63 @@
+"""What loading plans for and holds, where it shows on a GPU alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from radixfleet.clock import MonotonicClock
+from tests.support.tiny_model import tiny_model
+from worker.core.messages import Ready
+from worker.model.linear import DenseBackend
+from worker.model.loading import load_model
+from worker.runner import torch_loading
+from worker.runner.activation_peak import LiveBytes
+from worker.runner.torch_config import TorchRunnerConfig
+from worker.runner.torch_runner import TorchRunner
+
+MIB = 1 << 20
+CPU = torch.device("cpu")
+
+
+def loaded() -> Ready:
+    config = TorchRunnerConfig(
+        model_path=str(tiny_model(max_context=256)),
+        dtype="float32",
+        attention="sdpa",
+        device_memory_bytes=64 * MIB,
+        max_running_requests=2,
+        chunked_prefill_size=64,
+    )
+    runner = TorchRunner(config, MonotonicClock())
+    try:
+        return runner.load()
+    finally:
+        runner.close()
+
+
+def test_what_libraries_take_meanwhile_is_kept_free_of_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS, compiled kernels and other processes: the pool must not be promised what is gone."""
+    plain = loaded()
+    reachable = iter([64 * MIB, 24 * MIB])
+    monkeypatch.setattr(torch_loading, "reachable_memory", lambda _device: next(reachable))
+    scarce = loaded()
+    assert scarce.memory.activations_bytes >= 40 * MIB > plain.memory.activations_bytes
+    assert scarce.memory.kv_bytes < plain.memory.kv_bytes
+    assert "activation peak" in scarce.memory.bounded_by
+
+
+class OnDevice(LiveBytes):
+    """Counts bfloat16 alone, as the device would hold it: the file is float32, and stays on the host."""
+
+    def _watch(self, tensor: torch.Tensor) -> None:
+        if tensor.dtype == torch.bfloat16:
+            super()._watch(tensor)
+
+
+def test_no_weight_is_held_twice() -> None:
+    """Parts of fused layers are read into their places: a model that fits the device can be loaded there."""
+    with OnDevice() as held:
+        model = load_model(
+            tiny_model(hidden_size=256), device=CPU, dtype=torch.bfloat16, linear_backend=DenseBackend(), max_context=16
+        )
+    assert held.peak <= model.nbytes + 4096
