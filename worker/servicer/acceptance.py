@@ -23,9 +23,10 @@ from worker.servicer.prefixes import Hashes
 from worker.servicer.prompts import ComingPrompts
 
 PROMPT_S = 0.05
-"""Watchers are told of new requests at once, unless the last update went out so shortly before. By what they knew 100 ms
-ago they send work to where others have just sent theirs (`python -m tests.bench.bench_lab_routers`: mean time to first
-token 8 to 20 % longer than with one router). An update costs a router about 0.15 ms."""
+"""Watchers are told of new requests at once, unless the last update went out so shortly before. By what they knew 75 to
+150 ms ago they send work to where others have just sent theirs (`python -m tests.bench.bench_lab_routers`: mean time to
+first token 8 to 20 % longer than with one router). An update costs a router about 0.15 ms.
+"""
 
 
 class Acceptance:
