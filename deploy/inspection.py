@@ -18,7 +18,7 @@ from worker.model.configuration import ModelConfig, load_config
 from worker.model.linear import choose_linear_backend
 from worker.model.shapes import KNOWN_SHAPES
 from worker.runner.attention.backends import AttentionNeeds, choose_attention
-from worker.runner.devices import choose_dtype, open_device, usable_memory
+from worker.runner.devices import DeviceError, choose_dtype, open_device, usable_memory
 from worker.runner.kernels.compiler import KernelsUnavailable
 from worker.runner.kernels.library import Kernels
 
@@ -144,7 +144,10 @@ def _attention(config: ModelConfig | None, device: torch.device, dtype: torch.dt
     if device.type == "cpu":
         return []
     shape = config or KNOWN_SHAPES[_USUAL].config
-    backend, passed_by = choose_attention("auto", None, AttentionNeeds(shape, device, dtype, page_size=16))
+    try:
+        backend, passed_by = choose_attention("auto", None, AttentionNeeds(shape, device, dtype, page_size=16))
+    except DeviceError as error:
+        return [Finding("attention", f"none: {error}", "install a build of torch for this GPU, and check the driver")]
     reasons = "; ".join(f"not {name}: {why}" for name, why in passed_by.items())
     fact = f"{backend.name}, for heads of {shape.head_dim} in pages of 16{f' ({reasons})' if reasons else ''}"
     return [Finding("attention", fact, _FASTER_ATTENTION.get(backend.name, "") if passed_by else "")]

@@ -10,6 +10,7 @@ import torch
 from deploy.inspection import _attention, _compiler
 from worker.runner.attention import backends
 from worker.runner.attention.flash import find_flash
+from worker.runner.attention.trial import TrialFailed
 from worker.runner.kernels.library import load_library
 
 
@@ -22,6 +23,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A GPU as far as the choice of a backend looks at it, and no FlashAttention beside it."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: (9, 0))
     monkeypatch.setattr(backends, "find_flash", partial(find_flash, load=_absent))
+    monkeypatch.setattr(backends, "try_attention", lambda *_: None)
     return torch.device("cuda")
 
 
@@ -31,6 +33,18 @@ def test_a_gpu_is_told_its_attention_and_why_no_faster_one(hopper: torch.device)
     assert finding.fact.startswith("triton, for heads of 128 in pages of 16")
     assert "No module named" in finding.fact
     assert "pip install" in finding.advice
+
+
+def test_a_gpu_on_which_nothing_works_is_told_why(hopper: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Doctor is asked when things are broken, so it must not break itself."""
+
+    def broken(*_: object) -> None:
+        raise TrialFailed("its trial failed: RuntimeError: CUDA error: no kernel image is available")
+
+    monkeypatch.setattr(backends, "try_attention", broken)
+    (finding,) = _attention(None, hopper, torch.bfloat16)
+    assert "no kernel image is available" in finding.fact
+    assert "build of torch" in finding.advice
 
 
 def test_on_a_cpu_the_kernels_say_it() -> None:

@@ -46,7 +46,7 @@ def test_what_libraries_take_meanwhile_is_kept_free_of_the_pool(monkeypatch: pyt
     assert "activation peak" in scarce.memory.bounded_by
 
 
-class OnDevice(LiveBytes):
+class OnDevice(LiveBytes):  # type: ignore[no-untyped-call]
     """Counts bfloat16 alone, as the device would hold it: the file is float32, and stays on the host."""
 
     def _watch(self, tensor: torch.Tensor) -> None:
