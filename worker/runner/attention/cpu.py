@@ -32,6 +32,7 @@ class CpuBackend:
     def plan(self, batch: AttentionBatch) -> None:
         """Copies the slots of the batch: the table may change while the step is computed."""
         longest = int(batch.ends.max())
+        assert longest <= batch.table.shape[1], "a sequence is longer than the table"  # else it would be cut silently
         slots = batch.table[torch.from_numpy(batch.rows.astype(np.int64)), :longest]  # indexing copies
         rows = np.arange(len(batch.rows), dtype=np.int32)
         self._batch = HostBatch(replace(batch, rows=rows, table=slots))

@@ -17,6 +17,7 @@ from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
 from worker.runner.attention.protocol import AttentionBatch
 from worker.runner.attention.sdpa import SdpaBackend
+from worker.runner.kernels.batches import HostBatch
 from worker.runner.kernels.compiler import find_compiler
 from worker.runner.kernels.layers import KernelLayers, supports
 from worker.runner.kernels.library import Kernels
@@ -102,3 +103,10 @@ def test_a_token_does_not_depend_on_what_is_computed_beside_it(kernels: Kernels)
             own = slice(offset, offset + int(batch.lengths[i]))
             one = AttentionBatch(batch.rows[i : i + 1], batch.starts[i : i + 1], batch.lengths[i : i + 1], batch.table)
             assert torch.equal(alone.hidden(ids[own], positions[own], slots[own], one), hidden[own])
+
+
+@pytest.mark.parametrize(("row", "length", "why"), [(4, 1, "the table lacks"), (0, 129, "longer than the table")])
+def test_what_lies_outside_of_the_table_is_not_read(row: int, length: int, why: str) -> None:
+    one = (np.array([value], np.int32) for value in (row, 0, length))
+    with pytest.raises(AssertionError, match=why):
+        HostBatch(AttentionBatch(*one, torch.zeros((4, 128), dtype=torch.int32)))
