@@ -397,7 +397,7 @@ class TestRetryPolicy:
 
     @pytest.mark.parametrize(("retries", "gone_s", "tries"), [(3, 9.9, True), (3, 10.0, False), (0, 1.0, False)])
     def test_a_server_that_is_gone_is_looked_for_every_second_for_a_while(self, retries, gone_s, tries):
-        policy = replace(self.policy, retries=retries)
+        policy = replace(self.policy, retries=retries, reconnect_s=10.0)
         delay = policy.delay_s(Unreachable("x"), 50, None, Random(0), gone_s=gone_s)
         assert (delay is not None) == tries
         assert delay is None or delay <= 1.25
