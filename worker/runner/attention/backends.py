@@ -91,7 +91,7 @@ def choose_attention(
 ) -> tuple[AttentionBackend, dict[str, str]]:
     """The attention of a model (by `kernels`, where there are any), and why not those before it in auto's order.
 
-    Raises DeviceError where the setting names one that cannot be had.
+    Raises DeviceError where the setting names one that cannot be had, or none can.
     """
     if kernels is not None:
         return CpuBackend(kernels, needs.config), {}
@@ -107,7 +107,10 @@ def choose_attention(
             passed_by[each] = str(error)
         else:
             return backend, passed_by
-    raise DeviceError(f"--attention {name} does not work here: {passed_by[name]}. Use auto")
+    if name != "auto":
+        raise DeviceError(f"--attention {name} does not work here: {passed_by[name]}. Use auto")
+    reasons = "; ".join(f"{each}: {why}" for each, why in passed_by.items())
+    raise DeviceError(f"no attention works on {needs.device}: {reasons}. Use --device cpu, or see radixfleet doctor")
 
 
 def _order(needs: AttentionNeeds) -> tuple[str, ...]:
