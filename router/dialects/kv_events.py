@@ -1,8 +1,10 @@
 """Follows an engine's KV events into `ForeignBlocks`, and knows when what it has is the whole truth.
 
     subscribe from 0 --+-- a snapshot, or "cleared", or the publisher's first batch, number 0: complete from here
+                       +-- batch 1: complete but for one batch, which servers publish while they warm their engine up;
+                       |   what goes on from its blocks has a parent that is not known here, and is no fault
                        +-- anything else: the engine lived before we listened, so what it told then is not known here
-    a gap, OUT_OF_RANGE, an unknown parent  --> cleared, not complete, subscribe from 0
+    a gap, OUT_OF_RANGE, another unknown parent  --> cleared, not complete, subscribe from 0
     a load record repeats the last number, and is no batch
 
 While it is not complete the router goes by its own record of the engine, as if there were no events.
@@ -52,6 +54,8 @@ class KvEvents:
         self._seeds: dict[tuple[str, str], BlockHash] = {}
         self._ignored_groups: set[int] = set()
         self._has_warned = False
+        self._lacks_first = False
+        """All is known but for the publisher's first batch."""
 
     async def follow(self, stub: Any) -> None:
         """Until cancelled, or until the engine says that it has no events."""
@@ -87,7 +91,8 @@ class KvEvents:
             self._begin(batch.snapshot)
         elif self._cursor is not None and batch.sequence_number != self._cursor + 1:
             raise _Resync(f"batches {self._cursor + 1} to {batch.sequence_number - 1} are missing")
-        elif self._cursor is None and batch.sequence_number == 0:
+        elif self._cursor is None and batch.sequence_number <= 1:
+            self._lacks_first = batch.sequence_number == 1
             self._complete()
         self._cursor = batch.sequence_number
         for event in batch.events:
@@ -98,12 +103,13 @@ class KvEvents:
             else:
                 self._complete()
         if self._cursor is not None and not self.is_complete and not batch.HasField("snapshot"):
-            self._warn("it lived before this router listened")
+            self._warn(f"it lived before this router listened, which heard batch {batch.sequence_number} first")
         self._changed()
 
     def _begin(self, snapshot: Any) -> None:
         if not snapshot.index:
             self.blocks.clear()
+            self._lacks_first = False
             self.is_complete = False
 
     def _complete(self) -> None:
@@ -114,7 +120,7 @@ class KvEvents:
             _log.info("follows the cache of the engine by its KV events", worker=self._worker, blocks=len(self.blocks))
 
     def _distrust(self, why: str, *, forget: bool = True) -> None:
-        self.is_complete = False
+        self.is_complete = self._lacks_first = False
         if forget:
             self.blocks.clear()
             self._cursor = None
@@ -130,6 +136,7 @@ class KvEvents:
         kind = event.WhichOneof("data")
         if kind == "cleared":
             self.blocks.clear()
+            self._lacks_first = False
             self._complete()
         elif kind == "removed":
             if self._counts(event.removed):
@@ -142,7 +149,7 @@ class KvEvents:
             lost = self.blocks.store(
                 self._seed(stored), parent, ((block.block_hash, block.token_ids) for block in stored.blocks)
             )
-            if lost and self.is_complete:
+            if lost and self.is_complete and not self._lacks_first:
                 raise _Resync("a block has a parent that was never told")
 
     def _counts(self, event: Any) -> bool:

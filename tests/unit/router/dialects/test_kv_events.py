@@ -39,13 +39,21 @@ def test_the_publishers_first_batch_begins_the_truth(events: KvEvents) -> None:
     assert (events.generation, len(events.blocks)) == (1, 2)
 
 
-@pytest.mark.parametrize("first", [1, 40])
-def test_a_stream_joined_late_is_not_the_truth_until_all_is_cleared(events: KvEvents, first: int) -> None:
-    """Also by a single batch: vLLM's and SGLang's publishers begin with number 0."""
-    events.take(batch(first, stored(1)))
+def test_one_batch_before_the_first_is_no_fault_and_neither_is_what_goes_on_from_its_blocks(events: KvEvents) -> None:
+    """Servers warm their engine up with prompts of their own, before anybody listens."""
+    events.take(batch(1, stored(1)))
+    events.take(batch(2, stored(3, 2)))  # behind a block of batch 0
+    assert (events.is_complete, events.generation, len(events.blocks)) == (True, 1, 1)
+    events.take(batch(3, CLEARED, stored(5)))
+    with pytest.raises(_Resync):
+        events.take(batch(4, stored(7, 6)))
+
+
+def test_a_stream_joined_late_is_not_the_truth_until_all_is_cleared(events: KvEvents) -> None:
+    events.take(batch(40, stored(1)))
     assert not events.is_complete
-    events.take(batch(first + 1, stored(3, 2)))  # a parent from before: no fault
-    events.take(batch(first + 2, CLEARED, stored(5)))
+    events.take(batch(41, stored(3, 2)))  # a parent from before: no fault
+    events.take(batch(42, CLEARED, stored(5)))
     assert (events.is_complete, len(events.blocks)) == (True, 1)
 
 
