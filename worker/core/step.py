@@ -139,8 +139,8 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Before a step's result, from runners that compute on the machine's own cores: the step is about to end, and what
-    is left of it leaves cores idle.
+    """Before a step's result, from runners that compute on the machine's own cores: the step is about to end, and most
+    of what is left of it takes one core.
     """
 
 

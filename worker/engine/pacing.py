@@ -17,9 +17,9 @@ that was planned beside another and did not. Those planned at once count there, 
 (the machine stood still for a moment) has each of them planned at once.
 
 A runner that computes on the machine's own cores says itself when a step is about to end: all that the engine does
-while many threads compute is taken from one of them, and the others wait for it. What is left of a step then (tokens
-are drawn, the result is sent) and how the next begins take one thread, so planning is free. No expectation is so sharp:
-with such a runner, its word alone counts.
+while many threads compute is taken from one of them, and the others wait for it. Once the layers are
+computed most of what is left (tokens are drawn, the result is sent) takes one thread, as does how the next step begins,
+and planning then takes little from anybody. No expectation is so sharp: with such a runner, its word alone counts.
 
 Pure; used by the engine's loop alone.
 """

@@ -84,5 +84,8 @@ class TellsEnding(Protocol):
     """What a runner offers besides that computes on the machine's own cores."""
 
     def tell_ending(self, tell: Callable[[], None]) -> None:
-        """Call `tell` in each step when what is left of it takes one thread: most of the cores are free then."""
+        """Call `tell` in each step when its layers are computed: most of what is left of it takes one core.
+
+        Not later, so that the next step is there in time: the logits take about as long as planning does.
+        """
         ...

@@ -100,7 +100,7 @@ class StepComputer:
         return self._sampler.settle(drawn)
 
     def tell_ending(self, tell: Callable[[], None]) -> None:
-        """Call `tell` in each step when its logits are there, or where none are wanted."""
+        """Call `tell` in each step when its layers are computed."""
         self._sampler.when_computed = tell
 
     @property

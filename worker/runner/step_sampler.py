@@ -87,7 +87,7 @@ class StepSampler:
         self._device = device
         self._row_by_row = row_by_row
         self.when_computed: Callable[[], None] = lambda: None
-        """Called in `draw`: the model has launched all that it computes in this step."""
+        """Called in `draw` before the logits that are drawn from: the last that many threads compute in a step."""
 
     @property
     def nbytes(self) -> int:
@@ -127,8 +127,8 @@ class StepSampler:
         """Have the tokens drawn. `hidden`: what the model makes of the step's tokens."""
         wanted = begun.wanted
         told = self._tell_prompts(wanted, model, hidden)
-        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
         self.when_computed()
+        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
         if not len(begun.sampling):
             nothing = torch.empty(0, dtype=torch.int64)
             return Drawn(begun, nothing, nothing.bool(), told)
