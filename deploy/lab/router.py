@@ -145,7 +145,11 @@ class SimulatedRouter:
         if report.incarnation != state.incarnation or not state.connected:
             return
         accepted = report.accepted
-        state.report(report.load, None if accepted is None else accepted.load)
+        state.report(
+            report.load,
+            None if accepted is None else accepted.load,
+            is_between_reports=report.is_between_reports,
+        )
         if self._deltas:
             if not report.is_between_reports:
                 in_order = self.sketch.apply_delta(

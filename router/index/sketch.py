@@ -211,15 +211,21 @@ class Sketch:
         A report with a change has the number after the last one's; a report without a change repeats that. Returns
         False when the number or the incarnation does not fit: the sketch is then approximate and needs a digest.
         """
-        self.set_incarnation(slot, incarnation)
-        mirror = self._mirror(slot)
         is_change = len(evicted) > 0 or len(added) > 0
-        if mirror.sequence is None or sequence != mirror.sequence + is_change:
-            self.lose_truth(slot)
+        if not self.repeats(slot, incarnation, sequence - is_change):
             return False
+        mirror = self._mirror(slot)
         self._apply(slot, mirror.change(sequence, evicted.tolist(), added.tolist()))
         self._clear(slot, mirror.expire())
         return True
+
+    def repeats(self, slot: int, incarnation: int, sequence: int) -> bool:
+        """Whether an update between two reports has the last one's number, as it must. False: as of `apply_delta`."""
+        self.set_incarnation(slot, incarnation)
+        if self._mirror(slot).sequence == sequence:
+            return True
+        self.lose_truth(slot)
+        return False
 
     def apply_coming(self, slot: int, coming: HashArray, gone: HashArray = NO_BLOCKS) -> None:
         """What the worker is going to compute for prompts that it has accepted, and what of that comes no more.

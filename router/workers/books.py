@@ -113,30 +113,24 @@ class Books:
         self._end(booking, requests=1)
         del self._open[booking]
 
-    def report(self, load: Load, accepted: AcceptedLoad | None = None) -> None:
-        """The worker's own account of its load. `accepted`: where it tells that, to several routers."""
+    def report(self, load: Load, accepted: AcceptedLoad | None = None, *, is_between_reports: bool = False) -> None:
+        """The worker's own account of its load. `accepted`: where it tells that, to several routers.
+
+        `is_between_reports`: `load` is what the last report said. Then the progress stays what it was: an engine that
+        hangs says nothing new, and our bookings that have settled since are not computed because it never knew them.
+        """
         self.reported = load
         now_s = self._clock.now()
         settled_before_s = now_s - SETTLING_S
         while self._ended and self._ended[0].at_s <= settled_before_s:
             self._ended.popleft()
-        certain_tokens = self._own_tokens
-        for booking in reversed(self._open):
-            if booking.booked_at_s <= settled_before_s:
-                break
-            certain_tokens -= booking.tokens
-        self._progress_tokens = max(0, certain_tokens - load.outstanding_prompt_tokens)
-        if accepted is not None:
-            ours = self._possible(now_s - ON_THE_WAY_S)
-            self._foreign_requests = max(0, accepted.requests - ours.requests)
-            self._foreign_tokens = max(0, accepted.prompt_tokens - ours.prompt_tokens)
-            return
-        ours = self._possible(settled_before_s)
-        reported_requests = load.running_requests + load.waiting_requests
-        self._foreign_requests = max(0, reported_requests - ours.requests)
-        beyond_ours = max(0, load.outstanding_prompt_tokens - ours.prompt_tokens)
-        theirs = load.outstanding_prompt_tokens * self._foreign_requests // max(1, reported_requests)
-        self._foreign_tokens = min(beyond_ours, theirs)
+        if not is_between_reports:
+            certain_tokens = self._tokens_booked_until(settled_before_s)
+            self._progress_tokens = max(0, certain_tokens - load.outstanding_prompt_tokens)
+        if accepted is None:
+            self._foreign_by_load(load, settled_before_s)
+        else:
+            self._foreign_by_accepted(accepted, now_s - ON_THE_WAY_S)
 
     def forget_reports(self) -> None:
         """The worker restarted or is out of reach: only own bookings are known."""
@@ -144,14 +138,38 @@ class Books:
         self._progress_tokens = self._foreign_tokens = self._foreign_requests = 0
         self._ended.clear()
 
-    def _possible(self, since_s: float) -> AcceptedLoad:
-        """All that a report may count of ours: what is booked, and what has ended since then."""
+    def _tokens_booked_until(self, at_s: float) -> int:
+        """Of own bookings, those that were made by then."""
+        tokens = self._own_tokens
+        for booking in reversed(self._open):
+            if booking.booked_at_s <= at_s:
+                break
+            tokens -= booking.tokens
+        return tokens
+
+    def _foreign_by_load(self, load: Load, since_s: float) -> None:
+        """What the engine has beyond ours is foreign."""
+        requests, tokens = self._ours_since(since_s)
+        reported_requests = load.running_requests + load.waiting_requests
+        self._foreign_requests = max(0, reported_requests - requests)
+        beyond_ours = max(0, load.outstanding_prompt_tokens - tokens)
+        theirs = load.outstanding_prompt_tokens * self._foreign_requests // max(1, reported_requests)
+        self._foreign_tokens = min(beyond_ours, theirs)
+
+    def _foreign_by_accepted(self, accepted: AcceptedLoad, since_s: float) -> None:
+        """What the worker has accepted beyond ours is foreign."""
+        requests, tokens = self._ours_since(since_s)
+        self._foreign_requests = max(0, accepted.requests - requests)
+        self._foreign_tokens = max(0, accepted.prompt_tokens - tokens)
+
+    def _ours_since(self, since_s: float) -> tuple[int, int]:
+        """(requests, tokens) of ours that a report may count: what is booked, and what has ended since then."""
         requests, tokens = len(self._open), self._own_tokens
         for ended in reversed(self._ended):
             if ended.at_s <= since_s:
                 break
             requests, tokens = requests + ended.requests, tokens + ended.tokens
-        return AcceptedLoad(requests, tokens)
+        return requests, tokens
 
     def _end(self, booking: Booking, *, requests: int) -> None:
         """Take the booking's tokens away, and remember that a report may still count them."""

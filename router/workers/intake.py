@@ -63,7 +63,7 @@ class StateIntake:
         if update.HasField("capacity"):
             self._take_capacity(update.capacity)
         accepted = convert.accepted_load(update.accepted) if update.HasField("accepted") else None
-        state.report(convert.load(update.load), accepted)
+        state.report(convert.load(update.load), accepted, is_between_reports=update.between_reports)
         if update.HasField("totals"):
             state.activity.heard(partial(convert.totals, update.totals))
         state.advice = tuple(update.advice)
@@ -108,7 +108,10 @@ class StateIntake:
         if update.WhichOneof("prefix") == "digest":
             digest = _hashes(update.digest.block_hashes)
             sketch.apply_digest(state.slot, update.incarnation, update.sequence, digest)
-        elif not update.between_reports:
+        elif update.between_reports:
+            if not sketch.repeats(state.slot, update.incarnation, update.sequence):
+                return False
+        else:
             evicted, added = _hashes(update.delta.evicted), _hashes(update.delta.added)
             if not sketch.apply_delta(state.slot, update.incarnation, update.sequence, evicted, added):
                 return False

@@ -185,9 +185,9 @@ class WorkerState:
         self.changed()
         return self.books.book(tokens)
 
-    def report(self, load: Load, accepted: AcceptedLoad | None = None) -> None:
+    def report(self, load: Load, accepted: AcceptedLoad | None = None, *, is_between_reports: bool = False) -> None:
         """The worker's own account of its load; see `Books.report`."""
-        self.books.report(load, accepted)
+        self.books.report(load, accepted, is_between_reports=is_between_reports)
         self.changed()
 
     def _make_view(self) -> WorkerView:

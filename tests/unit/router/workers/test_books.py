@@ -98,6 +98,23 @@ def test_a_long_prompt_that_is_half_computed_counts_half() -> None:
     assert books.outstanding_tokens == 0
 
 
+def test_the_progress_is_that_of_the_last_report_until_the_next() -> None:
+    clock = ManualClock()
+    books = Books(clock)
+    books.book(32_000)
+    clock.advance(SETTLING_S)
+    half = Load(running_requests=1, outstanding_prompt_tokens=16_000)
+    books.report(half)
+    books.book(1_000)
+    clock.advance(SETTLING_S)
+    for accepted in (None, AcceptedLoad(2, 33_000), AcceptedLoad(3, 33_050)):
+        books.report(half, accepted, is_between_reports=True)
+        others = 50 if accepted and accepted.requests == 3 else 0
+        assert books.outstanding_tokens == 17_000 + others
+    books.report(half, AcceptedLoad(2, 33_000))
+    assert books.outstanding_tokens == 16_000
+
+
 def test_work_of_others_is_seen_again_once_our_own_has_settled() -> None:
     clock = ManualClock()
     books = Books(clock)
@@ -178,7 +195,8 @@ def test_a_closed_booking_cannot_be_closed_again() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["book", "revise", "computed", "close", "report", "wait", "forget"]), st.integers(0, 500)
+        st.sampled_from(["book", "revise", "computed", "close", "report", "accepted", "early", "wait", "forget"]),
+        st.integers(0, 500),
     ),
     max_size=60,
 )
@@ -202,6 +220,9 @@ def test_no_counter_goes_below_zero_and_all_end_at_zero(steps: list[tuple[str, i
             books.close(open_bookings.pop(number % len(open_bookings)))
         elif step == "report":
             books.report(Load(running_requests=number % 5, outstanding_prompt_tokens=number))
+        elif step in ("accepted", "early"):  # the number of other routers may change, so reports come with and without
+            load = Load(waiting_requests=number % 3, outstanding_prompt_tokens=number // 2)
+            books.report(load, AcceptedLoad(number % 5, number), is_between_reports=step == "early")
         elif step == "wait":
             clock.advance(number / 250)
         elif step == "forget":

@@ -114,6 +114,31 @@ def test_a_heartbeat_that_skips_numbers_is_a_gap() -> None:
     assert taking.take(7) is Next.RESYNC
 
 
+def test_an_update_between_reports_that_skips_numbers_is_a_gap() -> None:
+    """Behaviour 50: also the heartbeat of an engine that is silent; it is not followed until all is told again."""
+    taking = Taking()
+    taking.digest(6, *BLOCKS[:3])
+    assert taking.take(6, coming=packed(BLOCKS[3]), between_reports=True) is Next.READ
+    assert taking.take(7, coming=packed(BLOCKS[4]), between_reports=True) is Next.RESYNC
+    assert taking.state.approximate
+    assert taking.take(6, between_reports=True) is Next.RESYNC
+    assert taking.digest(7, *BLOCKS[:1]) is Next.READ
+    assert taking.depth == 1
+
+
+def test_an_engine_that_says_nothing_more_has_computed_nothing_more() -> None:
+    """Behaviour 45: what was booked since its last report stays booked, though that knows nothing of it."""
+    taking = Taking()
+    taking.digest(5)
+    taking.state.book(300, 1)
+    for _ in range(20):
+        taking.parts.clock.advance(1.0)
+        taking.take(5, between_reports=True)
+        assert taking.state.view.outstanding_prompt_tokens == 300
+    taking.take(5)
+    assert taking.state.view.outstanding_prompt_tokens == 0
+
+
 def test_a_new_incarnation_wipes_the_sketch_at_once_and_forgets_what_was_held_against_the_old() -> None:
     """Behaviour 50: a restarted worker's old entries are dropped with the first update that tells of it."""
     taking = Taking()
