@@ -3,13 +3,15 @@
 The library's name is a hash of the sources, the compiler and the features of the CPU that it compiles for, so a new
 version, another compiler or another machine (home directories may be shared) gets its own. Workers that start at the
 same time take turns, so that one compiles and the others find what it made; it is put in place by a rename, so nobody
-sees half of a file. Where nothing can be kept, each process compiles its own.
+sees half of a file. Where nothing can be kept, each process compiles its own, and where programs may not run from the
+cache, each loads a copy.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import shlex
@@ -18,10 +20,11 @@ import signal
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 T = TypeVar("T")
 
@@ -33,6 +36,8 @@ _FOR_THIS_CPU = ("-march=native", "-mcpu=native")
 """Some compilers know only the second, on ARM."""
 _FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-pthread", "-fvisibility=hidden", "-Wno-psabi")
 _TIMEOUT_S = 120.0
+_TURN_EVERY_S = 0.1
+_SCRATCH = "build-"
 _INSTALL = "install a C compiler (gcc or clang)"
 
 
@@ -58,8 +63,8 @@ def find_compiler() -> list[str] | None:
 def load_compiled(load: Callable[[Path], T]) -> T:
     """What `load` makes of the library, which is compiled before, if need be; that takes some seconds.
 
-    A library that `load` has an OSError for (cut off by a full disk or a crash) is compiled anew, once. The file may be
-    gone when this returns. Raises KernelsUnavailable.
+    A library that `load` has an OSError for (cut off by a full disk or a crash), also for a copy of it elsewhere, is
+    compiled anew, once. The file may be gone when this returns. Raises KernelsUnavailable.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -75,10 +80,14 @@ def load_compiled(load: Callable[[Path], T]) -> T:
             _compile(command, Path(scratch) / name)
             return load(Path(scratch) / name)
     except OSError as error:
-        raise KernelsUnavailable(
-            f"the compiled kernels can be neither kept nor loaded: {error}",
-            "set XDG_CACHE_HOME to a directory of your own from which programs may run",
-        ) from error
+        raise _of_no_use(error) from error
+
+
+def _of_no_use(error: OSError) -> KernelsUnavailable:
+    return KernelsUnavailable(
+        f"the compiled kernels cannot be loaded: {error}",
+        "set XDG_CACHE_HOME, or TMPDIR, to a directory of your own from which programs may run",
+    )
 
 
 def _own_cache() -> Path:
@@ -89,41 +98,91 @@ def _own_cache() -> Path:
     except RuntimeError as error:  # a user without a home
         raise OSError(str(error)) from error
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{directory} can be written to by others")
+    _refuse_others(directory.resolve())
     return directory
+
+
+def _refuse_others(path: Path) -> None:
+    """Raises OSError unless the path itself, no link, is this user's or root's, and nobody else may write to it."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) or found.st_uid not in (os.getuid(), 0):
+        raise PermissionError(f"{path} is not your own")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{path} can be written to by others")
+
+
+def _loaded_from(library: Path, command: list[str], load: Callable[[Path], T]) -> T:
+    """Raises OSError where the cache can neither be used nor written to; KernelsUnavailable."""
+    with suppress(OSError):  # what it was is told below, if it still holds then
+        return _loaded(library, load)
+    with _turn(library.parent):
+        try:
+            return _loaded(library, load)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("the compiled kernels cannot be loaded and are compiled anew: %s", error)
+        _build(library, command)
+    try:
+        return _loaded(library, load)
+    except OSError as error:
+        raise _of_no_use(error) from error
+
+
+def _loaded(library: Path, load: Callable[[Path], T]) -> T:
+    """From a copy, where programs may not run from the cache. Raises OSError."""
+    _refuse_others(library)
+    try:
+        return load(library)
+    except OSError as error:
+        with tempfile.TemporaryDirectory(prefix="radixfleet-") as scratch:
+            loaded = load(Path(shutil.copy(library, scratch)))
+        _log.warning("programs may not run from the cache, the compiled kernels are loaded from a copy: %s", error)
+        return loaded
 
 
 @contextmanager
 def _turn(directory: Path) -> Iterator[None]:
-    """Waits for others that compile."""
+    """Waits for others that compile, but no longer than they may take: then both do."""
     with (directory / "kernels.lock").open("w") as lock:
         with suppress(OSError):  # file systems without locks: then all compile
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(lock)
         yield
 
 
-def _loaded_from(library: Path, command: list[str], load: Callable[[Path], T]) -> T:
-    if library.exists():
+def _wait_for(lock: TextIO, patience_s: float = _TIMEOUT_S) -> None:
+    give_up_s = time.monotonic() + patience_s
+    for attempt in itertools.count():
         try:
-            return load(library)
-        except OSError as error:
-            _log.warning("the compiled kernels cannot be loaded and are compiled anew: %s", error)
-            library.unlink(missing_ok=True)
-    with _turn(library.parent):
-        if not library.exists():
-            _build(library, command)
-    return load(library)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == 0:
+                _log.info("another process is compiling the kernels in C: waiting for it")
+            if time.monotonic() >= give_up_s:
+                _log.warning("another process has been compiling for %.0f s: compiling as well", patience_s)
+                return
+            time.sleep(_TURN_EVERY_S)
+        else:
+            return
 
 
 def _build(library: Path, command: list[str]) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+    _sweep(library.parent)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=library.parent) as scratch:
         built = Path(scratch) / library.name
         _compile(command, built)
+        built.chmod(0o755)  # whatever the umask: see `_refuse_others`
         with built.open("rb") as file:
             os.fsync(file.fileno())  # a rename that outlives a crash must not leave an empty file
         built.replace(library)
+
+
+def _sweep(directory: Path) -> None:
+    """Removes what starts that were killed have left: nobody compiles for as long."""
+    for scratch in directory.glob(f"{_SCRATCH}*"):
+        with suppress(OSError):
+            if time.time() - scratch.stat().st_mtime > 2 * _TIMEOUT_S:
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _flag_for_this_cpu(compiler: list[str]) -> str:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -100,10 +102,11 @@ def test_a_library_that_was_cut_off_is_compiled_anew(
     assert "compiled anew: file too short" in caplog.text
 
 
-def test_a_library_that_never_loads_is_no_kernels(compiler: Callable[[str], None], cache: Path) -> None:
-    compiler('echo half > "$2"')
+def test_a_library_that_never_loads_is_no_kernels(compiler: Callable[[str], None], cache: Path, tmp_path: Path) -> None:
+    compiler(f'echo compiled >> {tmp_path}/log; echo half > "$2"')
     with pytest.raises(KernelsUnavailable, match="file too short") as caught:
         load_compiled(text_of)
+    assert (tmp_path / "log").read_text() == "compiled\n"
     assert "XDG_CACHE_HOME" in caught.value.advice
     assert [path for path in cache.iterdir() if path.is_dir()] == []
 
@@ -142,6 +145,95 @@ def test_nothing_is_loaded_from_where_others_can_write(
     cache.chmod(0o777)
     assert load_compiled(text_of) == "end\n"
     assert "can be written to by others" in caplog.text
+
+
+def test_a_cache_that_a_group_can_write_to_is_none(
+    compiler: Callable[[str], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler('echo end > "$2"')
+    cache.mkdir()
+    cache.chmod(0o770)
+    assert load_compiled(text_of) == "end\n"
+    assert "can be written to by others" in caplog.text
+    assert libraries(cache) == []
+
+
+@pytest.mark.parametrize("how", ["a link", "open to a group", "somebody's"])
+def test_a_library_that_somebody_else_may_have_put_there_is_compiled_anew(
+    compiler: Callable[[str], None], cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    compiler('echo end > "$2"')
+    load_compiled(text_of)
+    (library,) = libraries(cache)
+    library.write_text("planted, end\n")
+    if how == "a link":
+        library.rename(tmp_path / "elsewhere")
+        library.symlink_to(tmp_path / "elsewhere")
+    elif how == "open to a group":
+        library.chmod(0o775)
+    elif os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    else:
+        os.chown(library, 12345, -1)
+    assert load_compiled(text_of) == "end\n"
+    assert "compiled anew" in caplog.text
+    caplog.clear()
+    assert load_compiled(text_of) == "end\n"
+    assert not caplog.records
+
+
+def test_an_open_umask_makes_no_library_that_is_refused(
+    compiler: Callable[[str], None], cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler('echo end > "$2"')
+    before = os.umask(0)
+    try:
+        load_compiled(text_of)
+    finally:
+        os.umask(before)
+    caplog.clear()
+    assert load_compiled(text_of) == "end\n"
+    assert not caplog.records
+
+
+def test_where_programs_may_not_run_from_the_cache_it_is_compiled_once_and_copied(
+    compiler: Callable[[str], None], cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def load(library: Path) -> str:
+        if library.parent == cache:
+            raise OSError("failed to map segment from shared object: Operation not permitted")
+        return text_of(library)
+
+    compiler(f'echo compiled >> {tmp_path}/log; echo end > "$2"')
+    assert [load_compiled(load) for _ in range(2)] == ["end\n"] * 2
+    assert (tmp_path / "log").read_text() == "compiled\n"
+    assert "loaded from a copy: failed to map segment" in caplog.text
+
+
+def test_whoever_waits_too_long_for_its_turn_compiles_as_well(
+    compiler: Callable[[str], None], cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start that waits for ever would count as one that hangs."""
+    compiler('echo end > "$2"')
+    monkeypatch.setattr(kernel_compiler, "_wait_for", partial(kernel_compiler._wait_for, patience_s=0.2))
+    cache.mkdir(mode=0o700)
+    with (cache / "kernels.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert load_compiled(text_of) == "end\n"
+    assert "compiling as well" in caplog.text
+
+
+def test_what_killed_starts_have_left_is_swept_and_what_others_build_is_not(
+    compiler: Callable[[str], None], cache: Path
+) -> None:
+    compiler('echo end > "$2"')
+    for name in ("build-left", "build-now"):
+        (cache / name).mkdir(mode=0o700, parents=True)
+    cache.chmod(0o700)
+    (cache / "build-left" / "kernels.so").write_text("half")
+    os.utime(cache / "build-left", (1, 1))
+    load_compiled(text_of)
+    assert [path.name for path in cache.iterdir() if path.is_dir()] == ["build-now"]
 
 
 def test_a_library_of_an_image_is_used_where_nothing_can_be_written(
