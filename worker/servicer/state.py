@@ -214,6 +214,7 @@ class StateFeed:
             self._metrics.engine_lost()
             self._incarnation = change.incarnation
             self._forget_prefixes()
+            self._has_report = False
             self._totals.restart()
         self._update_status(restarted=restarted)
 
@@ -289,7 +290,7 @@ class StateFeed:
         return update
 
     def _digest(self, lease_events: Iterable[worker_pb2.LeaseEvent] = ()) -> worker_pb2.StateUpdate:
-        """The state now, with all prefixes as of the last update."""
+        """The state now, with all prefixes as of the last update: whole, so `between_reports` does not matter here."""
         update = self._state()
         update.digest.block_hashes = self._prefixes.digest()
         update.coming = self._prompts.whole()

@@ -178,6 +178,16 @@ async def test_a_change_of_status_does_not_wait_for_the_next_update(engine: Fake
     ]
 
 
+async def test_what_the_engine_before_has_reported_is_no_report_of_the_one_started_again(engine: FakeEngine) -> None:
+    metrics = WorkerMetrics(BuildInfo("0", "w", "m", "sim"))
+    async with StateFeed(engine, metrics, update_s=60, heartbeat_s=60) as feed, asyncio.timeout(60):
+        with feed.watch() as watcher:
+            for act in (engine.become_ready, engine.report, engine.crash, engine.restart):
+                act()
+            assert (await anext(watcher)).WhichOneof("prefix") == "digest"
+            assert (await anext(watcher)).between_reports
+
+
 async def test_state_streams_end_when_the_worker_stops(engine: FakeEngine) -> None:
     async with AsyncExitStack() as client:
         async with sim_worker(engine=engine, serving=False) as worker:
