@@ -77,15 +77,15 @@ class ObedientExecutor:
         self.launched: deque[StepPlan] = deque()
         self._results: list[StepResult] = []
         self._prepared: list[Prepared] = []
-        self.is_ending = False
+        self.layers_computed = False
         """The runner has said so of the oldest step."""
 
     def launch(self, plan: StepPlan) -> None:
         self.launched.append(plan)
 
-    def take_ending(self) -> bool:
-        is_ending, self.is_ending = self.is_ending, False
-        return is_ending
+    def take_layers_computed(self) -> bool:
+        layers_computed, self.layers_computed = self.layers_computed, False
+        return layers_computed
 
     def end_step(self, error: str | None = None, out_of_memory: OutOfMemory | None = None) -> StepPlan:
         """The oldest step ends now."""

@@ -91,7 +91,7 @@ class VirtualExecutor:
     def prepared(self) -> list[Prepared]:
         return []
 
-    def take_ending(self) -> bool:
+    def take_layers_computed(self) -> bool:
         return False
 
 

@@ -138,12 +138,12 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """
 
 
-class Ending(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Before a step's result, from runners that compute on the machine's own cores: the step is about to end, and most
-    of what is left of it takes one core.
+class LayersComputed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Before a step's result, from runners that compute on the machine's own cores: what is left of the step are its
+    logits and tokens.
     """
 
 
 RunnerOrder: TypeAlias = StepPlan | Compile
-RunnerAnswer: TypeAlias = StepResult | Ending | Compiled
+RunnerAnswer: TypeAlias = StepResult | LayersComputed | Compiled
 """What passes between engine and runner once that has loaded."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from worker.core import codec
 from worker.core.messages import Prepare, Prepared
-from worker.core.step import Compile, Compiled, Ending, StepPlan, StepResult
+from worker.core.step import Compile, Compiled, LayersComputed, StepPlan, StepResult
 from worker.engine.wire import FrameSocket
 from worker.runner.protocol import Runner
 
@@ -31,8 +31,8 @@ class Executor(Protocol):
         """The answers to `prepare` that had come when `results` was last called, each given once."""
         ...
 
-    def take_ending(self) -> bool:
-        """Whether the runner has said that the oldest step in flight is about to end, of which no result has come.
+    def take_layers_computed(self) -> bool:
+        """Whether the runner has said that the layers of the oldest step in flight, which has no result, are computed.
 
         As of when `results` was last called; told once.
         """
@@ -81,7 +81,7 @@ class InlineExecutor:
         prepared, self._prepared = self._prepared, []
         return prepared
 
-    def take_ending(self) -> bool:
+    def take_layers_computed(self) -> bool:
         """Never: a step is run when nothing else is to be done."""
         return False
 
@@ -95,7 +95,8 @@ class ProcessExecutor:
     def __init__(self, runner_end: FrameSocket) -> None:
         self._socket = runner_end
         self._prepared: list[Prepared] = []
-        self._is_ending = False
+        self._layers_computed = False
+        """Of the step whose result comes next."""
 
     def launch(self, plan: StepPlan) -> None:
         """Send a step."""
@@ -109,13 +110,14 @@ class ProcessExecutor:
         """The results that have arrived."""
         results = []
         for frame in self._socket.receive():
-            answer = codec.decode_answer(frame)
-            if isinstance(answer, Compiled):
-                self._prepared.append(Prepared(answer.ticket, answer.refusal))
-                continue
-            self._is_ending = isinstance(answer, Ending)
-            if isinstance(answer, StepResult):
-                results.append(answer)
+            match codec.decode_answer(frame):
+                case Compiled(ticket=ticket, refusal=refusal):
+                    self._prepared.append(Prepared(ticket, refusal))
+                case LayersComputed():
+                    self._layers_computed = True
+                case StepResult() as result:
+                    self._layers_computed = False
+                    results.append(result)
         return results
 
     def prepared(self) -> list[Prepared]:
@@ -123,7 +125,7 @@ class ProcessExecutor:
         prepared, self._prepared = self._prepared, []
         return prepared
 
-    def take_ending(self) -> bool:
+    def take_layers_computed(self) -> bool:
         """What the runner has said last."""
-        is_ending, self._is_ending = self._is_ending, False
-        return is_ending
+        layers_computed, self._layers_computed = self._layers_computed, False
+        return layers_computed

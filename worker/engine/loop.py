@@ -110,7 +110,7 @@ class EngineLoop:
     @property
     def wait_s(self) -> float:
         """How long to wait for a message or a result before the next turn, for a report or a plan to be on time."""
-        if self._checks is not None:
+        if self.finished or self._checks is not None:
             return 0.0
         return max(0.0, min(self._plan_at_s, self._report_due_s) - self._clock.now())
 
@@ -201,16 +201,16 @@ class EngineLoop:
             self._last_result_s = began_s
             if result.error is not None and result.out_of_memory is None:
                 log.error("a step failed as a whole", step=result.step, error=result.error)
-        is_ending = self._executor.take_ending()
-        if is_ending and self._pacing is not None:
-            self._pacing.ending()
+        layers_computed = self._executor.take_layers_computed()
+        if layers_computed and self._pacing is not None:
+            self._pacing.layers_computed()
         for prepared in self._executor.prepared():
             self._mailbox.send(prepared)
         outputs = self._scheduler.drain()
         if outputs is not None:
             self._mailbox.send(outputs)
         self._counters.scheduling_s += self._clock.now() - began_s
-        return bool(results) or is_ending
+        return bool(results) or layers_computed
 
     def _check(self, *, busy: bool) -> None:
         """Now and then, an idle engine that has worked verifies its books, one portion a turn; work comes first."""

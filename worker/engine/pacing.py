@@ -16,10 +16,10 @@ learnt from the steps: doubled when one that was planned when it was due lay rea
 that was planned beside another and did not. Those planned at once count there, for a margin that has outgrown the steps
 (the machine stood still for a moment) has each of them planned at once.
 
-A runner that computes on the machine's own cores says itself when a step is about to end: all that the engine does
-while many threads compute is taken from one of them, and the others wait for it. Once the layers are
-computed most of what is left (tokens are drawn, the result is sent) takes one thread, as does how the next step begins,
-and planning then takes little from anybody. No expectation is so sharp: with such a runner, its word alone counts.
+A runner that computes on the machine's own cores says itself when a step's layers are computed: all that the engine
+does while many threads compute is taken from one of them, and the others wait for it. After the layers most of what is
+left (tokens are drawn, the result is sent) takes one thread, as does how the next step begins, and planning then takes
+little from anybody. No expectation is so sharp: with such a runner, its word alone counts, and nothing is learnt.
 
 Pure; used by the engine's loop alone.
 """
@@ -52,8 +52,10 @@ class Pacing:
         """Of the last steps of a size, in seconds."""
         self._in_flight: deque[_InFlight] = deque()
         self._last_end_s = -math.inf
-        self._is_ending: bool | None = None
-        """By the word of the runner; None: it has never said anything."""
+        self._runner_tells = False
+        """It has said at least once that the layers of a step are computed: expectations count no more."""
+        self._layers_computed = False
+        """Of the oldest of the steps in flight, by the runner's word."""
 
     @property
     def due_s(self) -> float:
@@ -61,8 +63,8 @@ class Pacing:
 
         To be asked while one step is in flight.
         """
-        if self._is_ending is not None:
-            return -math.inf if self._is_ending else math.inf
+        if self._runner_tells:
+            return -math.inf if self._layers_computed else math.inf
         running = self._in_flight[0]
         began_s = max(running.launched_s, self._last_end_s)
         return began_s + self._at_least_s(running.size) - self.margin_s
@@ -71,15 +73,19 @@ class Pacing:
         """A step of so many tokens was handed over. `was_due`: it was held back until `due_s`."""
         self._in_flight.append(_InFlight(_size_of(num_tokens), at_s, was_due, is_beside=bool(self._in_flight)))
 
-    def ending(self) -> None:
-        """The runner says that the oldest of the steps in flight is about to end."""
-        self._is_ending = True
+    def layers_computed(self) -> None:
+        """The runner says so of the oldest of the steps in flight."""
+        self._runner_tells = self._layers_computed = True
 
     def ended(self, result: StepResult) -> None:
         """The oldest of the steps in flight has ended."""
-        if self._is_ending:
-            self._is_ending = False
         step = self._in_flight.popleft()
+        self._layers_computed = False
+        if not self._runner_tells:
+            self._learn(step, result)
+
+    def _learn(self, step: _InFlight, result: StepResult) -> None:
+        """How long steps of its size take, and whether the margin does."""
         is_late = max(step.launched_s, result.ready_s) > self._last_end_s - _AHEAD_S
         if step.was_due and is_late:
             self.margin_s = min(2 * self.margin_s, _MOST_MARGIN_S)

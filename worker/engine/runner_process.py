@@ -16,12 +16,12 @@ import structlog
 from radixfleet.clock import MonotonicClock
 from worker.core import codec
 from worker.core.messages import LoadFailed
-from worker.core.step import Ending, StepPlan, StepResult
+from worker.core.step import LayersComputed, StepPlan, StepResult
 from worker.engine.child import EXIT_LOAD_FAILED, Start, run, settle_in
 from worker.engine.config import load_failure, make_runner
 from worker.engine.preparation import Preparation
 from worker.engine.wire import FrameSocket, PeerClosed
-from worker.runner.protocol import Runner, StepQueue, TellsEnding
+from worker.runner.protocol import Runner, StepQueue, TellsLayersComputed
 
 log = structlog.get_logger(__name__)
 
@@ -48,9 +48,9 @@ def serve(start: Start) -> int:
 def run_steps(runner: Runner, engine: FrameSocket) -> None:
     """Run what the engine sends, until it is gone."""
     steps = runner if isinstance(runner, StepQueue) else _OneByOne(runner)
-    if steps is not runner and isinstance(runner, TellsEnding):
-        ending = codec.encode(Ending())
-        runner.tell_ending(lambda: engine.send(ending))
+    if steps is not runner and isinstance(runner, TellsLayersComputed):
+        layers_computed = codec.encode(LayersComputed())
+        runner.tell_layers_computed(lambda: engine.send(layers_computed))
     num_queued = 0
     with Preparation(runner.prepare) as preparation:
         while True:

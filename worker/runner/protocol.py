@@ -80,12 +80,13 @@ class StepQueue(Protocol):
 
 
 @runtime_checkable
-class TellsEnding(Protocol):
+class TellsLayersComputed(Protocol):
     """What a runner offers besides that computes on the machine's own cores."""
 
-    def tell_ending(self, tell: Callable[[], None]) -> None:
-        """Call `tell` in each step when its layers are computed: most of what is left of it takes one core.
+    def tell_layers_computed(self, tell: Callable[[], None]) -> None:
+        """Call `tell` in each step when its layers are computed, before its logits are. Called once, after `load`.
 
-        Not later, so that the next step is there in time: the logits take about as long as planning does.
+        Most of what is left then takes one core. Not later, so that the next step is there in time: the logits take
+        about as long as planning does.
         """
         ...

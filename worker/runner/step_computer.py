@@ -64,6 +64,8 @@ class StepComputer:
         self.device = device
         self.in_sampling = False
         """The step that is computed, or was last, has come to its logits."""
+        self.when_layers_computed: Callable[[], None] = lambda: None
+        """Called in each step before its logits are computed."""
 
     def compute(self, plan: StepPlan) -> Sampled:
         """The tokens of the step, on the host; waits for the device."""
@@ -93,15 +95,12 @@ class StepComputer:
         if begun.is_constrained and settle_before is not None:
             settle_before()
             masks = self._sampler.begin_masks(begun)
+        self.when_layers_computed()
         return self._sampler.draw(begun, masks, self._model, hidden)
 
     def settle(self, drawn: Drawn) -> Sampled:
         """The tokens of a step that the device has passed. Steps settle in order."""
         return self._sampler.settle(drawn)
-
-    def tell_ending(self, tell: Callable[[], None]) -> None:
-        """Call `tell` in each step when its layers are computed."""
-        self._sampler.when_computed = tell
 
     @property
     def can_record(self) -> bool:

@@ -11,7 +11,7 @@ Nothing before `settle` waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,8 +86,6 @@ class StepSampler:
         self._tile_rows = max_rows
         self._device = device
         self._row_by_row = row_by_row
-        self.when_computed: Callable[[], None] = lambda: None
-        """Called in `draw` before the logits that are drawn from: the last that many threads compute in a step."""
 
     @property
     def nbytes(self) -> int:
@@ -127,11 +125,10 @@ class StepSampler:
         """Have the tokens drawn. `hidden`: what the model makes of the step's tokens."""
         wanted = begun.wanted
         told = self._tell_prompts(wanted, model, hidden)
-        self.when_computed()
-        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
         if not len(begun.sampling):
             nothing = torch.empty(0, dtype=torch.int64)
             return Drawn(begun, nothing, nothing.bool(), told)
+        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
         speaking = upload_indices(wanted.sampled, self._device) if wanted is not None else None
         untouched = logits[speaking] if speaking is not None else None
         if begun.is_edited:

@@ -33,7 +33,7 @@ _MASK_THREADS = 2
 
 
 class TorchRunner:
-    """Implements `worker.runner.protocol.Runner`, and `TellsEnding`: a step is waited for."""
+    """Implements `worker.runner.protocol.Runner`, and `TellsLayersComputed`: a step is waited for."""
 
     def __init__(self, config: TorchRunnerConfig, clock: Clock | None = None) -> None:
         self._config = config
@@ -58,10 +58,10 @@ class TorchRunner:
             release_cached(self._computer.device)  # here, where the failure, and with it the step's tensors, is gone
         return result_of(plan, outcome, started_s, self._clock.now())
 
-    def tell_ending(self, tell: Callable[[], None]) -> None:
-        """See `TellsEnding`."""
-        assert self._computer is not None, "told of before load"
-        self._computer.tell_ending(tell)
+    def tell_layers_computed(self, tell: Callable[[], None]) -> None:
+        """See `TellsLayersComputed`."""
+        assert self._computer is not None, "asked to tell before load"
+        self._computer.when_layers_computed = tell
 
     def _compute(self, computer: StepComputer, plan: StepPlan) -> Sampled | Failure:
         try:

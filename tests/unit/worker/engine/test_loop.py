@@ -296,6 +296,15 @@ def test_stop_settles_what_is_in_flight_and_plans_no_more(overlapped: Engine) ->
     assert tokens_of(overlapped.front, 1) == [1, 2]
 
 
+def test_an_idle_engine_that_is_told_to_stop_waits_for_nothing_more(overlapped: Engine) -> None:
+    overlapped.idle()
+    assert overlapped.loop.wait_s > 0
+    overlapped.front.inbox.append(Stop())
+    overlapped.loop.turn()
+    assert overlapped.loop.finished
+    assert overlapped.loop.wait_s == 0
+
+
 def test_an_idle_engine_verifies_its_books_now_and_then(serial: Engine) -> None:
     """Behaviour 10: conservation is checked when idle in production."""
     serial.front.inbox.append(submit(1))
@@ -431,23 +440,25 @@ def test_paced_an_engine_that_waits_for_its_last_step_does_not_turn_in_vain(pace
     assert paced.loop.wait_s > 0
 
 
-def test_a_step_is_planned_when_the_runner_says_that_the_one_in_flight_is_about_to_end(paced: PacedEngine) -> None:
+def test_a_step_is_planned_when_the_runner_says_that_the_layers_of_the_one_in_flight_are_computed(
+    paced: PacedEngine,
+) -> None:
     """Where the runner says so, expectations count no more: a step that takes longer than ever is waited for."""
-    paced.executor.is_ending = True
+    paced.executor.layers_computed = True
     paced.idle()
     (_, running) = paced.executor.launched
     paced.executor.end_step()
     paced.clock.advance(100.0)
     paced.idle()
     assert [plan.step for plan in paced.executor.launched] == [running.step]
-    paced.executor.is_ending = True
+    paced.executor.layers_computed = True
     paced.idle()
     assert [plan.step for plan in paced.executor.launched] == [running.step, running.step + 1]
 
 
 def test_a_step_that_ends_without_a_word_is_followed_at_once(paced: PacedEngine) -> None:
-    """Such as one that fails before its tokens are drawn."""
-    paced.executor.is_ending = True
+    """Such as one that fails in its layers."""
+    paced.executor.layers_computed = True
     paced.idle()
     for _ in range(2):
         paced.executor.end_step()
@@ -456,12 +467,12 @@ def test_a_step_that_ends_without_a_word_is_followed_at_once(paced: PacedEngine)
 
 
 def test_nobody_turns_in_vain_between_a_runners_word_and_the_end_of_its_step(paced: PacedEngine) -> None:
-    paced.executor.is_ending = True
+    paced.executor.layers_computed = True
     paced.idle()
     while paced.executor.launched:
         last = paced.executor.launched[-1]
         paced.executor.end_step()
-        paced.executor.is_ending = bool(paced.executor.launched)
+        paced.executor.layers_computed = bool(paced.executor.launched)
         paced.idle()
         assert paced.loop.wait_s > 0, f"step {last.step} is not waited for"
 
@@ -469,7 +480,7 @@ def test_nobody_turns_in_vain_between_a_runners_word_and_the_end_of_its_step(pac
 def test_a_runners_word_changes_nothing_for_a_serial_engine(serial: Engine) -> None:
     serial.front.inbox.append(submit(1))
     serial.idle()
-    serial.executor.is_ending = True
+    serial.executor.layers_computed = True
     serial.idle()
     assert len(serial.executor.launched) == 1
     assert serial.loop.wait_s > 0

@@ -168,12 +168,24 @@ def test_few_steps_are_late_whatever_planning_and_launching_take(device: Device,
 
 
 def test_what_a_runner_says_counts_and_no_expectation_does(device: Device) -> None:
-    """Its steps are followed when it says that they are about to end, however long they take."""
+    """Its steps are followed when it says that their layers are computed, however long they take."""
     device.step(8, 0.030)
     device.pacing.launched(8, device.now_s, was_due=False)
     assert device.pacing.due_s < device.now_s + 0.030
-    device.pacing.ending()
+    device.pacing.layers_computed()
     assert device.pacing.due_s == -math.inf
     device.end(0.030, device.now_s)
     device.pacing.launched(8, device.now_s, was_due=False)
     assert device.pacing.due_s == math.inf
+
+
+def test_of_a_runner_that_tells_nothing_is_learnt(device: Device) -> None:
+    """Its steps are held back until it says something, which makes none of them late."""
+    device.step(8, 0.030)
+    margin_s = device.pacing.margin_s
+    device.pacing.launched(8, device.now_s, was_due=False)
+    device.pacing.layers_computed()
+    device.end(0.030, device.now_s)
+    for _ in range(10):
+        device.step(8, 0.030, late_s=0.010, was_due=True)
+    assert device.pacing.margin_s == margin_s

@@ -12,7 +12,7 @@ import numpy as np
 from radixfleet.types import Grammar
 from worker.core import codec
 from worker.core.messages import Ready
-from worker.core.step import Ending, StepPlan, StepResult
+from worker.core.step import LayersComputed, StepPlan, StepResult
 from worker.engine.executors import ProcessExecutor
 from worker.engine.runner_process import run_steps
 from worker.engine.wire import FrameSocket
@@ -100,12 +100,12 @@ def test_the_next_step_is_handed_over_while_one_runs() -> None:
 
 
 class Talkative:
-    """A runner on the machine's cores: it says that a step is about to end, and ends it."""
+    """A runner on the machine's cores: it says that a step's layers are computed, and ends it."""
 
     def load(self) -> Ready:
         raise AssertionError("it is loaded already")
 
-    def tell_ending(self, tell: Callable[[], None]) -> None:
+    def tell_layers_computed(self, tell: Callable[[], None]) -> None:
         self._tell = tell
 
     def run(self, plan: StepPlan) -> StepResult:
@@ -119,21 +119,21 @@ class Talkative:
         """Nothing to free."""
 
 
-def test_the_engine_hears_that_a_step_is_about_to_end_and_then_its_result() -> None:
+def test_the_engine_hears_that_a_steps_layers_are_computed_and_then_its_result() -> None:
     ours, theirs = FrameSocket.pair()
     end = FrameSocket(theirs)
     thread = threading.Thread(target=run_steps, args=(Talkative(), end))
     thread.start()
     executor = ProcessExecutor(ours)
     executor.launch(plan(1))
-    endings, results = 0, list[StepResult]()
+    num_words, results = 0, list[StepResult]()
     while not results:
         ours.wait_readable()
         results += executor.results()
-        endings += executor.take_ending()
+        num_words += executor.take_layers_computed()
     assert [result.step for result in results] == [1]
-    assert endings <= 1, "word and result may come at once: then the word is of no use any more"
-    assert not executor.take_ending(), "it is told once"
+    assert num_words <= 1, "word and result may come at once: then the word is of no use any more"
+    assert not executor.take_layers_computed(), "it is told once"
     ours.close()
     thread.join(timeout=60)
     end.close()
@@ -144,16 +144,16 @@ def test_a_runners_word_is_told_once_and_is_worth_nothing_once_the_result_is_the
     runner = FrameSocket(theirs)
     executor = ProcessExecutor(ours)
     result = StepResult(1, np.ones(1, np.int32), np.zeros(1, np.bool_), 0.0, 0.0)
-    runner.send(codec.encode(Ending()))
+    runner.send(codec.encode(LayersComputed()))
     assert executor.results() == []
-    assert executor.take_ending()
-    assert not executor.take_ending()
-    runner.send(codec.encode(Ending()))
+    assert executor.take_layers_computed()
+    assert not executor.take_layers_computed()
+    runner.send(codec.encode(LayersComputed()))
     runner.send(codec.encode(result))
     assert [each.step for each in executor.results()] == [1]
-    assert not executor.take_ending()
-    runner.send(codec.encode(Ending()))
+    assert not executor.take_layers_computed()
+    runner.send(codec.encode(LayersComputed()))
     assert executor.results() == []
-    assert executor.take_ending(), "of the step after it"
+    assert executor.take_layers_computed(), "of the step after it"
     ours.close()
     runner.close()

@@ -17,7 +17,7 @@ from worker.memory.plan import MemoryPlanError
 from worker.model.errors import ModelNotFound, UnsupportedModel
 from worker.runner.devices import DeviceError
 from worker.runner.largest_step import largest_step
-from worker.runner.protocol import TellsEnding
+from worker.runner.protocol import TellsLayersComputed
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.runner.torch_runner import TorchRunner
 
@@ -207,13 +207,13 @@ def test_closing_frees_the_pools() -> None:
 
 
 @pytest.mark.parametrize("prompt_tokens", [5, 100], ids=["that samples", "that only computes a part of a prompt"])
-def test_each_step_is_said_to_end_before_it_has(prompt_tokens: int) -> None:
+def test_in_each_step_it_is_told_once_that_its_layers_are_computed_before_it_ends(prompt_tokens: int) -> None:
     runner = TorchRunner(config())
     driver = RunnerDriver(runner)
     told: list[int] = []
     try:
-        assert isinstance(runner, TellsEnding)
-        runner.tell_ending(lambda: told.append(len(results)))
+        assert isinstance(runner, TellsLayersComputed)
+        runner.tell_layers_computed(lambda: told.append(len(results)))
         results: list[StepResult] = []
         driver.begin(0, list(range(prompt_tokens)))
         results.append(driver.step({0: min(prompt_tokens, 64)}))
