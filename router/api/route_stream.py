@@ -57,28 +57,31 @@ class RouteStream:
 
     async def serve(self, messages: AsyncIterator[fleet_pb2.RouteStreamRequest]) -> None:
         """Until the client ends its side and has every answer, or breaks off, which may look the same for a while."""
+        reader = asyncio.create_task(self._read(messages))
         writer = asyncio.create_task(self._write_answers())
-        writer.add_done_callback(lambda _: self._closed_some.set())
         try:
-            async for message in messages:
-                self._take(message)
-                self._wake_writer()
-                await self._until_open(MOST_OPEN - 1, writer)
-            await self._until_open(0, writer)
+            # The writer ends of its own accord only when nobody takes answers any more: no use in reading on.
+            await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            (writer if writer.done() else reader).result()
         except (grpc.aio.UsageError, grpc.aio.InternalError):
             pass  # what gRPC calls a client that breaks off
         finally:
-            await self._end(writer)
+            await self._end(reader, writer)
 
-    async def _until_open(self, most: int, writer: asyncio.Task[None]) -> None:
+    async def _read(self, messages: AsyncIterator[fleet_pb2.RouteStreamRequest]) -> None:
+        async for message in messages:
+            self._take(message)
+            self._wake_writer()
+            await self._until_open(MOST_OPEN - 1)
+        await self._until_open(0)
+
+    async def _until_open(self, most: int) -> None:
         while self._num_open > most:
-            if writer.done():
-                writer.result()  # a client that has gone
             self._closed_some.clear()
             await self._closed_some.wait()
 
-    async def _end(self, writer: asyncio.Task[None]) -> None:
-        tasks = [*self._tasks.values(), writer]
+    async def _end(self, reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+        tasks = [reader, *self._tasks.values(), writer]
         for task in tasks:
             task.cancel()
         try:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import contextmanager
 from typing import Any
 
+import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
@@ -15,15 +16,16 @@ from radixfleet.status import error_from_status, status_pb2
 from radixfleet.v1 import fleet_pb2, inference_pb2
 from router.api.route_stream import MOST_OPEN, RouteStream
 from router.dispatch.lookaside import LookAside
-from router.metrics import RouterMetrics
+from tests.support.router_parts import Parts, prepared
 from tests.support.waiting import until
 
 
 class FakeRouting:
-    """Answers at once, but for prompts that begin with "wait": those when `gate` opens."""
+    """Answers at once, but for prompts that begin with "wait": those when `gate` opens. It books "lease" alone."""
 
     def __init__(self) -> None:
-        self.look_aside = LookAside(60.0, RouterMetrics())
+        self.parts = Parts(1)
+        self.look_aside = LookAside(60.0, self.parts.metrics)
         self.gate = asyncio.Event()
         self.asked: list[str] = []
         self.address = "h:1"
@@ -36,6 +38,8 @@ class FakeRouting:
         self.asked.append(text)
         if text == "fault":
             raise ZeroDivisionError("a fault of ours")
+        if text == "lease":
+            answer.lease_id = self.look_aside.hold(self.parts.chooser.choose(prepared()), owner)
         answer.address = self.address
         return self._later if text.startswith("wait") else None
 
@@ -53,6 +57,8 @@ class Wire:
         self.reading = asyncio.Event()
         if reads:
             self.reading.set()
+        self.break_with: Exception | None = None
+        """What a write raises, when the client has gone."""
         self.written: list[fleet_pb2.RouteStreamResponse] = []
         self._sent: asyncio.Queue[fleet_pb2.RouteStreamRequest | None] = asyncio.Queue()
         self._numbers = 0
@@ -86,6 +92,8 @@ class Wire:
 
     async def _write(self, message: fleet_pb2.RouteStreamResponse) -> None:
         await self.reading.wait()
+        if self.break_with is not None:
+            raise self.break_with
         self.written.append(message)
 
 
@@ -204,3 +212,25 @@ async def test_breaking_off_ends_what_waits(has_begun: bool) -> None:
         await wire.serving
     assert not wire.answers
     assert not visits
+
+
+async def test_a_client_that_takes_no_answers_any_more_is_not_read_from_and_leaves_nothing_behind() -> None:
+    """Behaviour 43: gRPC may tell of its end by a write alone, while a read still waits."""
+    wire = Wire()
+    wire.ask("wait", "lease")
+    await until(lambda: len(wire.answers) == wire.routing.num_waiting == 1)
+    assert len(wire.routing.look_aside) == 1
+    wire.break_with = grpc.aio.UsageError("the call is over")
+    wire.ask("a")
+    await wire.serving
+    wire.ask("b")
+    assert (wire.routing.asked, wire.num_unread) == (["wait", "lease", "a"], 1)
+    wire.routing.parts.check_settled()
+
+
+async def test_a_fault_in_writing_is_not_taken_for_a_client_that_has_gone() -> None:
+    wire = Wire()
+    wire.break_with = ZeroDivisionError("a fault of ours")
+    wire.ask("a")
+    with pytest.raises(ZeroDivisionError):
+        await wire.serving
