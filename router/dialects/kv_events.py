@@ -2,7 +2,8 @@
 
     subscribe from 0 --+-- a snapshot, or "cleared", or the publisher's first batch, number 0: complete from here
                        +-- batch 1: complete but for one batch, which servers publish while they warm their engine up;
-                       |   what goes on from its blocks has a parent that is not known here, and is no fault
+                       |   what goes on from its blocks has a parent that is not known here, and is no fault; but
+                       |   where more than a few do, too little is known, and batch 1 is no beginning any more
                        +-- anything else: the engine lived before we listened, so what it told then is not known here
     a gap, OUT_OF_RANGE, another unknown parent  --> cleared, not complete, subscribe from 0
     a load record repeats the last number, and is no batch
@@ -25,6 +26,8 @@ from radixfleet.types import BlockHash
 from router.dialects.foreign_blocks import ForeignBlocks
 
 _PAUSE_S = 1.0
+_MOST_FORGIVEN = 32
+"""Prompts that go on from a missed first batch: a warm-up shares its beginning with few others, or with all."""
 _NO_EVENTS = frozenset({grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.FAILED_PRECONDITION})
 _DEVICE_TIERS = (common_pb2.KV_CACHE_TIER_UNSPECIFIED, common_pb2.KV_CACHE_TIER_DEVICE)
 _LOCAL = (common_pb2.KV_CACHE_LOCALITY_UNSPECIFIED, common_pb2.KV_CACHE_LOCALITY_LOCAL)
@@ -56,6 +59,8 @@ class KvEvents:
         self._has_warned = False
         self._lacks_first = False
         """All is known but for the publisher's first batch."""
+        self._num_forgiven = 0
+        """Unknown parents that were taken for blocks of that batch."""
 
     async def follow(self, stub: Any) -> None:
         """Until cancelled, or until the engine says that it has no events."""
@@ -92,8 +97,7 @@ class KvEvents:
         elif self._cursor is not None and batch.sequence_number != self._cursor + 1:
             raise _Resync(f"batches {self._cursor + 1} to {batch.sequence_number - 1} are missing")
         elif self._cursor is None and batch.sequence_number <= 1:
-            self._lacks_first = batch.sequence_number == 1
-            self._complete()
+            self._begin_by(batch.sequence_number)
         self._cursor = batch.sequence_number
         for event in batch.events:
             self._apply(event)
@@ -110,7 +114,16 @@ class KvEvents:
         if not snapshot.index:
             self.blocks.clear()
             self._lacks_first = False
+            self._num_forgiven = 0
             self.is_complete = False
+
+    def _begin_by(self, number: int) -> None:
+        """All is known from here on: by batch 0, or by batch 1 unless that turned out to be too late."""
+        if number == 1 and self._num_forgiven > _MOST_FORGIVEN:
+            return
+        self._lacks_first = number == 1
+        self._num_forgiven = 0
+        self._complete()
 
     def _complete(self) -> None:
         if not self.is_complete:
@@ -136,8 +149,7 @@ class KvEvents:
         kind = event.WhichOneof("data")
         if kind == "cleared":
             self.blocks.clear()
-            self._lacks_first = False
-            self._complete()
+            self._begin_by(0)
         elif kind == "removed":
             if self._counts(event.removed):
                 self.blocks.remove(event.removed.block_hashes)
@@ -149,8 +161,18 @@ class KvEvents:
             lost = self.blocks.store(
                 self._seed(stored), parent, ((block.block_hash, block.token_ids) for block in stored.blocks)
             )
-            if lost and self.is_complete and not self._lacks_first:
-                raise _Resync("a block has a parent that was never told")
+            if lost and self.is_complete:
+                self._forgive()
+
+    def _forgive(self) -> None:
+        """A block's parent is not known here. Raises _Resync unless it may be of the batch that was missed."""
+        if not self._lacks_first:
+            raise _Resync("a block has a parent that was never told")
+        if not self._num_forgiven:
+            _log.info("some prompts go on from what the engine cached before this router listened", worker=self._worker)
+        self._num_forgiven += 1
+        if self._num_forgiven > _MOST_FORGIVEN:
+            raise _Resync("many blocks go on from what was never told, more than from a warm-up")
 
     def _counts(self, event: Any) -> bool:
         """Whether it is about blocks on the engine's own device, of a kind that makes prefixes."""

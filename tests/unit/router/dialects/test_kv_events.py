@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from smg_grpc_proto.generated import common_pb2 as pb
+from structlog.testing import capture_logs
 
-from router.dialects.kv_events import KvEvents, _Resync
+from router.dialects.kv_events import _MOST_FORGIVEN, KvEvents, _Resync
 
 
 def batch(sequence: int, *events: Any, **fields: Any) -> Any:
@@ -47,6 +48,29 @@ def test_one_batch_before_the_first_is_no_fault_and_neither_is_what_goes_on_from
     events.take(batch(3, CLEARED, stored(5)))
     with pytest.raises(_Resync):
         events.take(batch(4, stored(7, 6)))
+
+
+def test_a_first_batch_from_which_many_blocks_go_on_is_missed_too_much(events: KvEvents) -> None:
+    """Behaviour 50: where all prompts begin with what a warm-up left, or more was lost, nothing of it is the truth."""
+    events.take(batch(1, stored(1)))
+    for number in range(_MOST_FORGIVEN):
+        events.take(batch(2 + number, stored(100 + number, 2)))
+    with pytest.raises(_Resync) as caught:
+        events.take(batch(2 + _MOST_FORGIVEN, stored(99, 2)))
+    events._distrust(str(caught.value))  # as `follow` does
+    events.take(batch(1, stored(1)))
+    events.take(batch(2, stored(100, 2)))
+    assert not events.is_complete, "told again from the second batch on, it is no better"
+    events.take(batch(3, CLEARED, stored(5)))
+    assert events.is_complete
+
+
+def test_what_is_forgiven_is_told_once(events: KvEvents) -> None:
+    events.take(batch(1, stored(1)))
+    with capture_logs() as lines:
+        events.take(batch(2, stored(3, 2)))
+        events.take(batch(3, stored(4, 2)))
+    assert [(line["log_level"], line["worker"]) for line in lines] == [("info", "engine")]
 
 
 def test_a_stream_joined_late_is_not_the_truth_until_all_is_cleared(events: KvEvents) -> None:
