@@ -7,7 +7,6 @@ end     NOT_SERVING, no new requests -> running ones finish within the grace -> 
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -209,15 +208,6 @@ async def _heard_by_siblings(core: Core, place: Place) -> AsyncIterator[None]:
     finally:
         await server.stop(None)
         await asyncio.to_thread(place.withdraw)
-
-
-def settle_in() -> None:
-    """After the start, where the process is a router's alone: what lives now lives for good.
-
-    So the garbage collector need not look at it again, which would hold up every request for 50 ms.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 async def drain(router: Router, grace_s: float) -> None:

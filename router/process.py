@@ -16,12 +16,13 @@ import structlog
 from pydantic import SecretStr
 
 from radixfleet.address import local_address, publish
+from radixfleet.garbage import settle_in
 from radixfleet.lifeline import die_with_parent
 from radixfleet.os_errors import reason_of
 from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
 from radixfleet.watched_file import UnusableFile
-from router.app import Router, drain, running_router, settle_in
+from router.app import Router, drain, running_router
 from router.config import RouterSettings
 from router.siblings import Place
 

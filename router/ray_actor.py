@@ -16,12 +16,13 @@ import ray
 import structlog
 
 from radixfleet.address import is_wildcard
+from radixfleet.garbage import settle_in
 from radixfleet.lifeline import exit_with_parent
 from radixfleet.membership import MemberReport, Phase
 from radixfleet.settings import SettingsError, load
 from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
-from router.app import Router, drain, running_router, settle_in
+from router.app import Router, drain, running_router
 from router.config import RouterSettings
 from router.workers.gathering import GATHER_S
 

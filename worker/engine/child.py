@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import select
 import signal
@@ -67,12 +66,6 @@ def run(role: str, serve: Callable[[Start], int]) -> NoReturn:
         log.critical("crashed", exc_info=True)
         code = 1
     sys.exit(code)
-
-
-def settle_in() -> None:
-    """After loading: what lives now lives for good, so the garbage collector need not look at it again."""
-    gc.collect()
-    gc.freeze()
 
 
 def wait_for_any(sockets: list[FrameSocket], timeout_s: float | None) -> None:

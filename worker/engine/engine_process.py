@@ -10,9 +10,10 @@ from __future__ import annotations
 import structlog
 
 from radixfleet.clock import MonotonicClock
+from radixfleet.garbage import settle_in
 from worker.core import codec
 from worker.core.messages import EngineMessage, FrontMessage, Ready, Stop
-from worker.engine.child import EXIT_LOAD_FAILED, EXIT_RUNNER_GONE, Start, run, settle_in, wait_for_any
+from worker.engine.child import EXIT_LOAD_FAILED, EXIT_RUNNER_GONE, Start, run, wait_for_any
 from worker.engine.executors import ProcessExecutor
 from worker.engine.loop import EngineLoop
 from worker.engine.pacing import Pacing

@@ -14,10 +14,11 @@ from collections import deque
 import structlog
 
 from radixfleet.clock import MonotonicClock
+from radixfleet.garbage import settle_in
 from worker.core import codec
 from worker.core.messages import LoadFailed
 from worker.core.step import LayersComputed, StepPlan, StepResult
-from worker.engine.child import EXIT_LOAD_FAILED, Start, run, settle_in
+from worker.engine.child import EXIT_LOAD_FAILED, Start, run
 from worker.engine.config import load_failure, make_runner
 from worker.engine.preparation import Preparation
 from worker.engine.wire import FrameSocket, PeerClosed

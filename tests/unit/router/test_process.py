@@ -1,12 +1,10 @@
-"""What a supervisor of several router processes tells them, and what each does once it has started."""
+"""What a supervisor of several router processes tells them."""
 
-import gc
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
-from router.app import settle_in
 from router.config import RouterSettings
 from router.process import packed, unpacked
 from router.siblings import Place
@@ -33,11 +31,3 @@ OTHERS = {
 @pytest.mark.parametrize("settings", [RouterSettings(), RouterSettings(**OTHERS)])
 def test_settings_arrive_as_they_were_secrets_included(settings: RouterSettings) -> None:
     assert unpacked(packed(settings, PLACE)) == (settings, PLACE)
-
-
-def test_what_lives_after_the_start_is_never_collected_again() -> None:
-    settle_in()
-    try:
-        assert gc.get_freeze_count() > 1_000
-    finally:
-        gc.unfreeze()
