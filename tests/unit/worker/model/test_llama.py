@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.plain_attention import causal_attention
+from worker.model import llama
 from worker.model.linear import DenseBackend
 from worker.model.loading import load_model
 
@@ -77,3 +78,16 @@ def test_first_layers_share_the_weights(tmp_path: Path) -> None:
     assert len(first.weights.layers) == 1
     assert first.weights.layers[0] is model.weights.layers[0]
     assert len(model.weights.layers) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_of_every_dtype_are_exact_in_float32(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of torch's threads is the whole process's: nobody touches it meanwhile."""
+    monkeypatch.delattr(torch, "set_num_threads")
+    logits = torch.randn((7, 100), generator=torch.Generator().manual_seed(3)).to(dtype)
+    logits[0, :5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan])
+    with torch.inference_mode():
+        converted = llama._float32(logits)
+    assert converted.dtype == torch.float32
+    torch.testing.assert_close(converted, logits.float(), rtol=0, atol=0, equal_nan=True)
+    assert converted[0, :2].signbit().tolist() == [False, True]
