@@ -59,8 +59,8 @@ def make_current(device: torch.device) -> None:
 def choose_dtype(device: torch.device, setting: Dtype) -> torch.dtype:
     """The dtype of a setting; "auto" is bfloat16 where the device computes it fast.
 
-    On CPUs that is an instruction set for it (3.5 times the speed of float32 on one with AVX512-BF16; without, it is
-    emulated and slower), on GPUs Ampere and later; older GPUs get float16.
+    On CPUs that is an instruction set for it (3.5 times the speed of float32 on one with AVX512-BF16; without, it
+    decodes faster and computes prompts slower), on GPUs Ampere and later; older GPUs get float16.
     """
     if setting != "auto":
         dtype = getattr(torch, setting)
@@ -86,10 +86,13 @@ def usable_memory(device: torch.device, setting: int | None) -> int:
     return min(psutil.virtual_memory().total, _container_limit()) // 2
 
 
-def reachable_memory(device: torch.device) -> int:
-    """Bytes of a device that this process has or can still get: what torch's allocator holds, and what nobody does."""
+def reachable_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU that this process has or can still get: what torch's allocator holds, and what nobody does.
+
+    None for a CPU, whose memory is not handed out for good.
+    """
     if device.type != "cuda":
-        return 0
+        return None
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 

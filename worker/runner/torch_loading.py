@@ -89,7 +89,6 @@ class _Loading:
             _log.warning("deterministic inference is proven on CPUs; on this device, run: python -m tests.gpu.run")
         self._dtype = choose_dtype(self._device, config.dtype)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
-        self._reachable_bytes = reachable_memory(self._device)
         self._record = recorder_for(self._device) if config.cuda_graphs else None
 
     def run(self) -> tuple[StepComputer, Ready]:
@@ -115,7 +114,7 @@ class _Loading:
             sampler = parts.sampler(rows, self._compiler, self._threads)
             step = largest_step(max_running, chunk, max(min(max_context, kv_tokens), chunk))
             peak = self._measure(parts.computer(model.first_layers(1), rows, sampler, num_pages=1), step)
-        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes + self._taken_outside())
+        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes)
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
@@ -208,17 +207,15 @@ class _Loading:
         _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
         return peak
 
-    def _taken_outside(self) -> int:
-        """Bytes that are gone from the device since loading began and that torch's allocator does not hold: kernels and
-        workspaces of libraries, and other processes that share it.
-        """
-        return max(self._reachable_bytes - reachable_memory(self._device), 0)
-
     def _plan(self, model: LlamaModel, activation_peak_bytes: int) -> MemoryPlan:
+        """For no more than can still be had: kernels and workspaces of libraries, and other processes, have had theirs
+        since loading began. What others take of what is not this worker's share costs it nothing.
+        """
+        reachable_bytes = reachable_memory(self._device)
         return plan_memory(
             MemoryDemand(
                 device=str(self._device),
-                total_bytes=self._total_bytes,
+                total_bytes=self._total_bytes if reachable_bytes is None else min(self._total_bytes, reachable_bytes),
                 weights_bytes=model.nbytes,
                 activation_peak_bytes=activation_peak_bytes,
                 kv_bytes_per_token=model.config.kv_bytes_per_token(self._dtype.itemsize),
