@@ -36,3 +36,11 @@ def download(tensor: Tensor) -> Tensor:
         arriving = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return arriving.copy_(tensor, non_blocking=True)
     return tensor
+
+
+def still_computes(device: torch.device) -> bool:
+    """Whether anything does: after some errors of a kernel (an illegal address) all that follows on a GPU fails."""
+    try:
+        return bool(torch.ones(1, device=device).add(1).item() == 2)
+    except RuntimeError:
+        return False

@@ -14,6 +14,8 @@ import structlog
 import torch
 from torch import Tensor
 
+from worker.memory.transfers import still_computes
+
 _log = structlog.get_logger()
 _BLOCK = 2048
 _WARPS = 8
@@ -37,14 +39,19 @@ def nucleus_by_kernel(scores: Tensor, shares: Tensor) -> Tensor:
 def kernel_or(other: Nucleus, device: torch.device, kernel: Nucleus = nucleus_by_kernel) -> Nucleus:
     """The kernel, or `other` where it cannot be compiled, fails, or keeps other tokens than `other`.
 
-    Tries it, and so waits for the device, once a process: in the step that is measured at start.
+    Tries it, and so waits for the device, once a process: in the step that is measured at start. Raises
+    OutOfMemoryError, which says nothing of the kernel, and RuntimeError where it has left the device unusable.
     """
     try:
         scores, shares = (each.to(device) for each in _trial())
         num_kept = [(scores >= nucleus(scores, shares)).sum(1) for nucleus in (kernel, other)]
         most_apart = int((num_kept[0] - num_kept[1]).abs().max())
-    except Exception as error:  # noqa: BLE001 - packages and compilers fail as they like
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # packages and compilers fail as they like
         why = str(error).partition("\n")[0]
+        if not still_computes(device):
+            raise RuntimeError(f"Triton's kernel of top_p has left {device} unusable: {why}. Remove triton") from error
         _log.info("top_p without a kernel of Triton: steps that draw by it are slower", why=why)
         return other
     if most_apart > 1:  # sums in another order may put one token on the other side

@@ -19,9 +19,9 @@ from worker.model.configuration import ModelConfig
 from worker.runner.attention.cpu import MAX_HEAD_DIM, CpuBackend
 from worker.runner.attention.fixed_shapes import FixedShapesBackend
 from worker.runner.attention.flash import FlashBackend, FlashUnavailable, find_flash, refuse_where_flash_fails
-from worker.runner.attention.protocol import AttentionBackend, CompiledAttention
+from worker.runner.attention.protocol import AttentionBackend
 from worker.runner.attention.sdpa import SdpaBackend
-from worker.runner.attention.trial import TrialFailed, try_attention
+from worker.runner.attention.trial import DeviceLost, TrialFailed, try_attention
 from worker.runner.devices import DeviceError
 from worker.runner.kernels.compiler import KernelsUnavailable
 from worker.runner.kernels.library import Kernels
@@ -44,10 +44,11 @@ def open_kernels(
     try:
         kernels = _kernels_for(config, device, dtype, num_threads)
     except KernelsUnavailable as error:
+        why = f"{error}; {error.advice}" if error.advice else str(error)
         if name == "cpu":
-            raise DeviceError(f"no kernels for --attention cpu: {error}; use auto or sdpa") from error
+            raise DeviceError(f"no kernels for --attention cpu: {why}, or use auto or sdpa") from error
         if device.type == "cpu":
-            _log.warning("no kernels in C: attention and steps take about twice as long", why=str(error))
+            _log.warning("no kernels in C: attention and steps take about twice as long", why=why)
         return None
     _log.info("kernels in C", uses=kernels.features, threads=kernels.num_threads)
     return kernels
@@ -76,13 +77,13 @@ class _Unavailable(Exception):
 
 
 def make_attention_backend(name: AttentionName, kernels: Kernels | None, needs: AttentionNeeds) -> AttentionBackend:
-    """As `choose_attention`; on a GPU, logs one line about it and has its kernels compiled."""
+    """As `choose_attention`; on a GPU, logs one line about it."""
+    on_gpu = needs.device.type != "cpu"
+    if on_gpu:
+        _log.info("trying attention; the first start on a machine may compile kernels for up to half a minute")
     backend, passed_by = choose_attention(name, kernels, needs)
-    if needs.device.type != "cpu":
+    if on_gpu:
         _log.info("attention", backend=backend.name, passed_by=passed_by, deterministic=needs.deterministic)
-        if isinstance(backend, CompiledAttention):
-            _log.info("compiling attention kernels; the first start on a machine takes up to half a minute for it")
-            backend.compile(needs.dtype, needs.device)
     return backend
 
 
@@ -91,7 +92,8 @@ def choose_attention(
 ) -> tuple[AttentionBackend, dict[str, str]]:
     """The attention of a model (by `kernels`, where there are any), and why not those before it in auto's order.
 
-    Raises DeviceError where the setting names one that cannot be had, or none can.
+    On a GPU all that it may launch has been compiled. Raises DeviceError where the setting names one that cannot be
+    had, or none can, or where a trial has left the device unusable.
     """
     if kernels is not None:
         return CpuBackend(kernels, needs.config), {}
@@ -105,6 +107,9 @@ def choose_attention(
                 try_attention(backend, needs.config, needs.page_size, needs.dtype, needs.device)
         except (_Unavailable, TrialFailed) as error:
             passed_by[each] = str(error)
+        except DeviceLost as error:
+            advice = "Name another one with --attention, or remove the package that it is of"
+            raise DeviceError(f"the {each} attention has left {needs.device} unusable: {error}. {advice}") from error
         else:
             return backend, passed_by
     if name != "auto":

@@ -1,4 +1,4 @@
-"""Attention is tried on a GPU before it is chosen: a small batch, against attention in its plainest form.
+"""Attention is tried on a GPU before it is chosen: small batches, against attention in its plainest form.
 
 A package that was built for another torch, CUDA or generation of GPUs may well import, and fail when it is called, as
 Triton does where no C compiler is found. Better a line about it, and the next backend, than a worker that cannot start.
@@ -11,23 +11,54 @@ import torch
 from torch import Tensor
 
 from worker.core.step import Int32Array
+from worker.memory.transfers import still_computes
 from worker.model.configuration import ModelConfig
-from worker.runner.attention.protocol import AttentionBackend, AttentionBatch
+from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, CompiledAttention
 
 _MOST_DIFFERENCE = 0.05
 """Of a token's result from the plain one, relative: roundings make a tenth of it, a wrong page or mask far more."""
+_LONG_CONTEXTS = (300, 600, 1100, 2100, 4200)
+"""Our kernel splits them in 2, 4, 8, 16 and 32 on a GPU of 132 processors and 8 heads of keys."""
 
 
 class TrialFailed(Exception):
     """The backend cannot be called here, or computes something else; the message says what."""
 
 
+class DeviceLost(Exception):
+    """The backend has left the device such that nothing more computes on it in this process; the message says how."""
+
+
 @torch.inference_mode()
 def try_attention(
     backend: AttentionBackend, config: ModelConfig, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """A prompt, a decode and a chunk on a prefix, over pages in no order. Raises TrialFailed."""
-    starts, lengths = np.array([0, page_size + 3, 20], np.int32), np.array([5, 1, 7], np.int32)
+    """A prompt, a decode and a chunk on a prefix together, then single decodes so long that their keys are split; over
+    pages in no order. What is compiled is compiled before. Raises TrialFailed, DeviceLost.
+    """
+    try:
+        if isinstance(backend, CompiledAttention):
+            backend.compile(dtype, device)
+        _try_batch(backend, config, page_size, dtype, device, [(0, 5), (page_size + 3, 1), (20, 7)])
+        for context in _LONG_CONTEXTS:
+            _try_batch(backend, config, page_size, dtype, device, [(context, 1)])
+    except TrialFailed:
+        raise
+    except Exception as error:  # packages and compilers fail as they like
+        what = f"its trial failed: {type(error).__name__}: {_first_line(error)}"
+        raise (TrialFailed if still_computes(device) else DeviceLost)(what) from error
+
+
+def _try_batch(
+    backend: AttentionBackend,
+    config: ModelConfig,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    sequences: list[tuple[int, int]],
+) -> None:
+    """Sequences by start and length."""
+    starts, lengths = np.ascontiguousarray(np.array(sequences, np.int32).T)
     table, num_slots = _table(starts + lengths, page_size)
     shapes = (
         (int(lengths.sum()), config.num_heads),
@@ -36,12 +67,10 @@ def try_attention(
     )
     generator = torch.Generator().manual_seed(1)
     q, keys, values = (torch.randn(*shape, config.head_dim, generator=generator).to(dtype) for shape in shapes)
-    batch = AttentionBatch(np.arange(3, dtype=np.int32), starts, lengths, torch.from_numpy(table).to(device))
-    try:
-        backend.plan(batch)
-        attended = backend.attend(q.to(device), keys.to(device), values.to(device)).cpu()
-    except Exception as error:  # packages and compilers fail as they like
-        raise TrialFailed(f"its trial failed: {type(error).__name__}: {_first_line(error)}") from error
+    rows = np.arange(len(sequences), dtype=np.int32)
+    batch = AttentionBatch(rows, starts, lengths, torch.from_numpy(table).to(device))
+    backend.plan(batch)
+    attended = backend.attend(q.to(device), keys.to(device), values.to(device)).cpu()
     expected = _plain(q, keys, values, batch, table)
     difference = float(((attended.float() - expected).norm(dim=1) / expected.norm(dim=1)).max())
     if not difference < _MOST_DIFFERENCE:

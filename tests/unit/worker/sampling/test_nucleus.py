@@ -9,6 +9,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
+from worker.sampling import nucleus
 from worker.sampling.filters import nucleus_by_halving
 from worker.sampling.nucleus import kernel_or, nucleus_by_kernel
 
@@ -28,6 +29,28 @@ def test_a_kernel_that_fails_is_passed_by() -> None:
     with capture_logs() as logs:
         assert kernel_or(nucleus_by_halving, CPU, failing) is nucleus_by_halving
     assert [line["why"] for line in logs] == ["Failed to find C compiler."]
+
+
+def test_a_kernel_that_leaves_no_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(scores: Tensor, shares: Tensor) -> Tensor:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(nucleus, "still_computes", lambda _device: False)
+    with pytest.raises(RuntimeError, match="kernel of top_p has left cpu unusable: an illegal memory access"):
+        kernel_or(nucleus_by_halving, CPU, failing)
+
+
+def test_running_out_of_memory_once_says_nothing_of_the_kernel() -> None:
+    failures = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    def short_once(scores: Tensor, shares: Tensor) -> Tensor:
+        if failures:
+            raise failures.pop()
+        return nucleus_by_halving(scores, shares)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        kernel_or(nucleus_by_halving, CPU, short_once)
+    assert kernel_or(nucleus_by_halving, CPU, short_once) is short_once
 
 
 @pytest.mark.parametrize("shift", [-0.5, 0.5, float("nan")])

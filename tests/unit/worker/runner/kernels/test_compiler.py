@@ -309,11 +309,12 @@ def test_without_a_compiler_auto_is_torch_and_one_line_says_so() -> None:
     (line,) = logs
     assert line["log_level"] == "warning"
     assert "no C compiler" in line["why"]
+    assert "install a C compiler" in line["why"]
 
 
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_asking_for_the_kernels_fails_with_advice() -> None:
-    with pytest.raises(DeviceError, match=r"no C compiler.*use auto or sdpa"):
+    with pytest.raises(DeviceError, match=r"no C compiler.*; install a C compiler.*, or use auto or sdpa"):
         open_kernels("cpu", load_config(tiny_model()), CPU, torch.float32, 1)
 
 
