@@ -144,7 +144,7 @@ class LlamaModel:
 
 
 def _float32(logits: Tensor) -> Tensor:
-    """Few of a CPU's are converted by this thread alone: 8 rows of 49,152 took 0.2 ms so where cores are shared, and 8 ms
+    """Few of a CPU's are converted by this thread alone: where cores are shared, 8 rows of 49,152 took 0.2 ms so, and 8
     with two threads of torch's, one of which had to be woken up.
     """
     if logits.device.type != "cpu" or logits.dtype != torch.bfloat16 or logits.numel() > _FEW_LOGITS:
