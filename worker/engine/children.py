@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, NamedTuple, Self, cast
 
 import msgspec
@@ -67,17 +69,29 @@ class Children:
         except psutil.Error:  # it has ended, which its socket tells
             return False
 
-    def work(self) -> Work:
-        """Of both, and of what they started: compilers, say."""
+    def work(self) -> Work | None:
+        """Of both, and of what they started: compilers, say. None: the system does not tell, or not us.
+
+        Walks through all processes of the machine.
+        """
+        if not hasattr(psutil.Process, "io_counters"):  # macOS
+            return None
         cpu_s, read_bytes = 0.0, 0
-        for pid in (self.engine.pid, self.runner.pid):
-            with suppress(psutil.Error):  # it has ended, which its socket tells
-                root = psutil.Process(pid)
-                for process in (root, *root.children(recursive=True)):
-                    with suppress(psutil.Error):
-                        cpu_s += sum(process.cpu_times()[:4])  # user, system, and those of its children that ended
-                        read_bytes += _read_bytes(process)
+        try:
+            for process in self._processes():
+                with suppress(psutil.NoSuchProcess):
+                    cpu_s += sum(process.cpu_times()[:4])  # user, system, and those of its children that ended
+                    read_bytes += _read_bytes(process)
+        except psutil.AccessDenied:
+            return None
         return Work(cpu_s, read_bytes)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        """Both, and what they started, as far as they have not ended."""
+        for pid in (self.engine.pid, self.runner.pid):
+            with suppress(psutil.NoSuchProcess):  # it has ended, which its socket tells
+                root = psutil.Process(pid)
+                yield from (root, *root.children(recursive=True))
 
     async def end(self) -> str:
         """Once one is gone: reap both, killing what does not end by itself. Returns which ended first, and how."""
@@ -114,11 +128,18 @@ def _spawn(
 
 
 def _read_bytes(process: psutil.Process) -> int:
-    """0 where the system does not tell (macOS)."""
-    if not hasattr(process, "io_counters"):
-        return 0
     told = process.io_counters()
-    return int(told.read_chars + told.read_bytes)  # pages that are mapped count on the disk alone
+    return int(told.read_chars + told.read_bytes) + _num_faults(process.pid) * mmap.PAGESIZE
+
+
+def _num_faults(pid: int) -> int:
+    """Pages that were waited for when they were touched, also by children that ended: reads of a file that is mapped,
+    of which those counted in bytes are none where no disk is behind it (FUSE, a network). 0 when it has ended.
+    """
+    with suppress(OSError):
+        _, _, fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")  # the name before may hold anything
+        return sum(map(int, fields.split()[9:11]))  # majflt and cmajflt: the first field here is the third, `state`
+    return 0
 
 
 def _ended_by_itself(process: subprocess.Popen[bytes]) -> bool:

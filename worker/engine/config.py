@@ -53,7 +53,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """After so long it is killed and started again."""
     load_still_s: float = 300.0
     """A load whose processes neither compute nor read for so long hangs, on a file system that does not answer, say:
-    they are killed and started again. One that goes on may take as long as it needs."""
+    they are killed and started again. One that goes on may take as long as it needs. Where the system does not tell
+    what they read (macOS), none is taken to hang."""
     restart_backoff_s: float = 0.5
     """Wait before the first restart; doubled for each one that does not last, up to 30 s."""
     max_restarts: int = 5

@@ -31,6 +31,8 @@ from worker.engine.wire import PeerClosed
 log = structlog.get_logger(__name__)
 
 _TICK_S = 1.0
+_LOOK_TICKS = 5
+"""A load is looked at in every fifth tick: that walks through all processes of the machine."""
 _MAX_BACKOFF_S = 30.0
 _LASTING_S = 60.0
 """An incarnation that lived so long has lasted: the next restart is the first of its row."""
@@ -115,16 +117,22 @@ class ProcessEngine(Conversation):
 
     async def _watch(self) -> str:
         """Until the engine is gone, or why it has to be killed; keeps the status true meanwhile."""
-        tick_s = min(_TICK_S, self._config.stuck_s / 4, self._config.silent_s / 4, self._config.load_still_s / 4)
-        watchdog, load_watch = Watchdog(tick_s), LoadWatch(tick_s)
+        tick_s = min(_TICK_S, self._config.stuck_s / 4, self._config.silent_s / 4, self._config.load_still_s / 20)
+        watchdog, load_watch = Watchdog(tick_s), LoadWatch(_LOOK_TICKS * tick_s)
+        num_ticks = 0
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(tick_s):
                     await self._engine_gone.wait()
                 return ""
+            num_ticks += 1
             assert self._children is not None, "they are there while they are watched"
             if self._status is WorkerStatus.LOADING:
-                load_watch.tick(*await asyncio.to_thread(self._children.work))
+                if num_ticks % _LOOK_TICKS:
+                    continue
+                work = await asyncio.to_thread(self._children.work)
+                if work is not None:
+                    load_watch.tick(*work)
                 if load_watch.still_s >= self._config.load_still_s:
                     return f"the load hung: it neither computed nor read anything for {load_watch.still_s:.0f} s"
                 continue

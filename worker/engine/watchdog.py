@@ -53,7 +53,8 @@ class LoadWatch:
 
     Loading takes seconds or an hour, as the model and its disk are, so no limit to its time fits; but all that it does
     takes processor time or reads. A process that only waits takes some processor time too, to look around: less than a
-    twentieth of the time does not count.
+    twentieth of the time does not count. Where the system does not tell what they do there are no ticks: a load that
+    waits for a slow disk would look like one that hangs.
     """
 
     def __init__(self, tick_s: float) -> None:
@@ -66,6 +67,8 @@ class LoadWatch:
     def tick(self, cpu_s: float, read_bytes: int) -> None:
         """`tick_s` have passed; its processes have taken `cpu_s` of processor time and read so much, in all."""
         self.still_s += self._tick_s
+        # Less in all than before: one has ended, and what the others do from now on counts.
+        self._cpu_s, self._read_bytes = min(cpu_s, self._cpu_s), min(read_bytes, self._read_bytes)
         if cpu_s - self._cpu_s >= _IDLE_SHARE * self.still_s or read_bytes > self._read_bytes:
             self.still_s = 0.0
             self._cpu_s, self._read_bytes = cpu_s, read_bytes

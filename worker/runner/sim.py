@@ -79,7 +79,7 @@ class SimRunnerConfig(msgspec.Struct, frozen=True, tag="sim"):
     cost: CostModel | None = CostModel()
     """None: steps take no time."""
     load_s: float = 0.0
-    """How long loading takes."""
+    """How long loading takes, asleep: from `EngineConfig.load_still_s` on it is a load that hangs."""
     verify: bool = False
     """Check every step; costs time proportional to the context of every sequence."""
     failing_steps: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from worker.core import codec
 from worker.engine import process
 from worker.engine.children import Work
 from worker.engine.config import EngineConfig
-from worker.engine.handle import Notice, StateChange
+from worker.engine.handle import EngineLoadError, Notice, StateChange
 from worker.engine.process import ProcessEngine
 from worker.engine.wire import FrameSocket
 from worker.runner.sim import SimRunnerConfig
@@ -33,7 +33,7 @@ class Undead:
         self.killed = asyncio.Event()
         self.may_die = asyncio.Event()
 
-    def work(self) -> Work:
+    def work(self) -> Work | None:
         return Work(0.0, 0)
 
     async def kill(self) -> str:
@@ -107,3 +107,43 @@ async def test_a_supervisor_that_crashes_gives_up_the_engine_and_its_requests(mo
         await engine.stop()
     assert engine.status is WorkerStatus.FAILED
     assert engine.num_open == 0
+
+
+class Loading(Undead):
+    """Children that load for ever and do nothing, so far as the system tells."""
+
+    def __init__(self, *work: Work | None) -> None:
+        """`work`: what is told of them, the last for ever."""
+        super().__init__()
+        self.socket.receive()  # they have not loaded
+        self.num_looks = 0
+        self._work = work
+        self.may_die.set()
+
+    def work(self) -> Work | None:
+        self.num_looks += 1
+        return self._work[min(self.num_looks, len(self._work)) - 1]
+
+
+async def load_until_given_up(monkeypatch: pytest.MonkeyPatch, children: Loading) -> None:
+    """Looked at every 0.05 s, a load hangs after 0.5."""
+    monkeypatch.setattr(process.Children, "spawn", lambda _config: children)
+    engine = ProcessEngine(EngineConfig(runner=SimRunnerConfig(), stuck_s=0.04, load_still_s=0.5, max_restarts=0))
+    await engine.start()
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineLoadError, match="the load hung"):
+            await engine.ready()
+        await engine.stop()
+
+
+async def test_a_load_is_looked_at_less_often_than_an_engine_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look walks through all processes of the machine, in the process that answers clients."""
+    children = Loading(Work(0.0, 0))
+    await load_until_given_up(monkeypatch, children)
+    assert 10 <= children.num_looks <= 11, "not 50: once in five ticks"
+
+
+async def test_a_load_is_not_judged_while_nobody_knows_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    children = Loading(*[None] * 20, Work(0.0, 0))
+    await load_until_given_up(monkeypatch, children)
+    assert 30 <= children.num_looks <= 31

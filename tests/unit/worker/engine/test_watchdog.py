@@ -104,3 +104,9 @@ def test_a_load_that_does_nothing_is_counted_from_its_last_work_on() -> None:
 
 def test_a_process_that_only_looks_around_does_nothing() -> None:
     assert load_still_s_after((3.0, 10), *((3.0 + 0.02 * tick, 10) for tick in range(1, 51))) == 100.0
+
+
+def test_what_is_done_after_one_of_a_loads_processes_has_ended_counts_although_all_is_less() -> None:
+    assert load_still_s_after((30.0, 100), (1.0, 100), (1.5, 100)) == 0.0, "it computes"
+    assert load_still_s_after((30.0, 100), (1.0, 10), (1.0, 11)) == 0.0, "it reads"
+    assert load_still_s_after((30.0, 100), (1.0, 10), (1.0, 10)) == 4.0
