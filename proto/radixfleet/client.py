@@ -44,8 +44,8 @@ from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
 from radixfleet.deadline import Deadline
 from radixfleet.endpoint import Endpoint, as_endpoint
-from radixfleet.errors import Cancelled, InternalError, RadixfleetError, Unavailable
-from radixfleet.retry import Contact, RetryPolicy
+from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unavailable
+from radixfleet.retry import Contact, RetryPolicy, Tries
 from radixfleet.route_asker import NotSpoken, RouteAsker
 from radixfleet.status import error_from_rpc, stream_error
 from radixfleet.tracing import headers
@@ -120,20 +120,19 @@ class Client:
         """
         request = generate_request(prompt, options)
         deadline = self._deadline(timeout_s)
-        retry = 0
+        tries = self._tries()
         while True:
             begun = False
             try:
                 async with aclosing(self._try_generate(request, deadline)) as events:
                     async for event in events:
                         begun = True
-                        self._contact.heard()
+                        self._contact.has_answered = True
                         yield event
             except RadixfleetError as error:
                 if begun:
                     raise
-                await self._wait_for_retry(error, retry, deadline)
-                retry += 1
+                await self._wait_for_retry(error, tries, deadline)
             else:
                 return
 
@@ -277,16 +276,22 @@ class Client:
     async def watch_fleet(self, *, timeout_s: float | None = None) -> AsyncGenerator[FleetReport, None]:
         """What `fleet` gives, at once and whenever something in it is different: at most every half second.
 
-        Ends with an error alone: Unavailable when the router stops or is lost. Not tried again. Raises RadixfleetError.
+        Ends with an error alone: Unavailable when the router stops or is lost, DeadlineExceeded after `timeout_s` (the
+        client's own, which is for answers, does not count here). Not tried again. Raises RadixfleetError.
         """
-        deadline = self._deadline(timeout_s)
+        deadline = Deadline.after(timeout_s, self._clock)
         call = self._fleet.WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=deadline.for_try_s(self._clock))
         watched = WatchedFleet()
+        begun = False
         try:
             async for update in call:
+                begun = True
                 yield watched.take(update)
         except grpc.aio.AioRpcError as error:
-            raise deadline.named(error_from_rpc(error)) from error
+            told = error_from_rpc(error)
+            if begun and timeout_s is not None and isinstance(told, DeadlineExceeded):
+                raise DeadlineExceeded(f"the fleet was watched for {timeout_s:g} s, as asked (timeout_s)") from error
+            raise deadline.named(told) from error
         except asyncio.CancelledError:
             self._check_closed()
             raise
@@ -344,20 +349,19 @@ class Client:
     async def _persist(self, attempt: Callable[[float | None], Awaitable[T]], timeout_s: float | None) -> T:
         """Try until it works, or the policy says that this was all. `attempt` is given the seconds that are left."""
         deadline = self._deadline(timeout_s)
-        retry = 0
+        tries = self._tries()
         while True:
             left_s = deadline.for_try_s(self._clock)
             try:
                 answer = await attempt(left_s)
             except RadixfleetError as error:
-                await self._wait_for_retry(deadline.named(error), retry, deadline)
+                await self._wait_for_retry(deadline.named(error), tries, deadline)
             except asyncio.CancelledError:
                 self._check_closed()
                 raise
             else:
-                self._contact.heard()
+                self._contact.has_answered = True
                 return answer
-            retry += 1
 
     def _check_closed(self) -> None:
         """Closing the channel cancels its calls; a task that nobody cancelled must not take that for its own end."""
@@ -365,13 +369,15 @@ class Client:
         if self._closed and task is not None and not task.cancelling():
             raise Cancelled("the client was closed")
 
-    async def _wait_for_retry(self, error: RadixfleetError, retry: int, deadline: Deadline) -> None:
+    async def _wait_for_retry(self, error: RadixfleetError, tries: Tries, deadline: Deadline) -> None:
         """Return when the next try is due; raise `error` when there is to be none."""
-        gone_s = self._contact.gone_s(error, self._clock)
-        delay_s = self._retry.delay_s(error, retry, deadline.left_s(self._clock), self._random, gone_s=gone_s)
+        delay_s = tries.delay_s(error, deadline.left_s(self._clock))
         if delay_s is None:
             raise error
         await asyncio.sleep(delay_s)
+
+    def _tries(self) -> Tries:
+        return Tries(self._retry, self._contact, self._clock, self._random)
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline.after(self._timeout_s if timeout_s is None else timeout_s, self._clock)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from radixfleet.clock import Clock
-from radixfleet.errors import Overloaded, RadixfleetError, Unavailable, Unreachable
+from radixfleet.errors import Cancelled, DeadlineExceeded, Overloaded, RadixfleetError, Unavailable, Unreachable
 
 _LOOK_EVERY_S = 1.0
 """For a server that is awaited."""
@@ -48,25 +48,44 @@ class RetryPolicy:
         return None if left_s is not None and wait >= left_s else wait
 
 
+@dataclass(slots=True)
 class Contact:
     """What a client has heard of its server."""
 
-    def __init__(self) -> None:
-        self._has_answered = False
-        self._gone_since_s: float | None = None
+    has_answered: bool = False
+    """And was not awaited in vain since: one that is gone for good is awaited once."""
 
-    def heard(self) -> None:
-        """It answered."""
-        self._has_answered, self._gone_since_s = True, None
 
-    def gone_s(self, error: RadixfleetError, clock: Clock) -> float | None:
-        """After a call that failed: how long it has been gone; see `RetryPolicy.delay_s`."""
-        if not isinstance(error, Unreachable):
-            self.heard()  # a refusal is an answer
+class Tries:
+    """The tries of one call. Those in which nothing was there do not use up those that may be refused."""
+
+    def __init__(self, policy: RetryPolicy, contact: Contact, clock: Clock, random: Random) -> None:
+        self._policy = policy
+        self._contact = contact
+        self._clock = clock
+        self._random = random
+        self._refused = 0
+        self._missed = 0
+        """In a row, since `_gone_since_s`."""
+        self._gone_since_s = 0.0
+
+    def delay_s(self, error: RadixfleetError, left_s: float | None) -> float | None:
+        """After a try that failed with `error`; the rest as for `RetryPolicy.delay_s`."""
+        if isinstance(error, DeadlineExceeded | Cancelled):  # which nobody need have sent
             return None
-        if not self._has_answered:
-            return None
-        now_s = clock.now()
-        if self._gone_since_s is None:
+        if isinstance(error, Unreachable):
+            return self._delay_of_missing_s(error, left_s)
+        self._contact.has_answered = True  # a refusal is an answer
+        self._missed = 0
+        self._refused += 1
+        return self._policy.delay_s(error, self._refused - 1, left_s, self._random)
+
+    def _delay_of_missing_s(self, error: Unreachable, left_s: float | None) -> float | None:
+        now_s = self._clock.now()
+        if not self._missed:
             self._gone_since_s = now_s
-        return now_s - self._gone_since_s
+        self._missed += 1
+        gone_s = now_s - self._gone_since_s if self._contact.has_answered else None
+        if gone_s is not None and gone_s >= self._policy.reconnect_s:
+            self._contact.has_answered = False
+        return self._policy.delay_s(error, self._missed - 1, left_s, self._random, gone_s=gone_s)

@@ -11,7 +11,7 @@ import pytest
 from radixfleet.accepted import ACCEPTED
 from radixfleet.channel import listen, make_server
 from radixfleet.client import Client
-from radixfleet.errors import InternalError, Unavailable, UnknownWorker
+from radixfleet.errors import DeadlineExceeded, InternalError, RadixfleetError, Unavailable, UnknownWorker
 from radixfleet.heard import event
 from radixfleet.types import FinishReason, WorkerStatus
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
@@ -68,8 +68,8 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
     def __init__(self, *, knows_streams: bool = True) -> None:
         self.requests: list[object] = []
         self.knows_streams = knows_streams
-        self.stops = True
-        """False: a watched fleet ends without a word."""
+        self.last_word: RadixfleetError | None = Unavailable("the router stops: watch another one", retry_after_s=1.0)
+        """Of a watched fleet. None: it ends without."""
 
     async def Route(self, request, context):
         self.requests.append(request)
@@ -102,8 +102,8 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
         yield fleet_pb2.FleetUpdate(workers=[other, fleet_pb2.WorkerEntry(address="h:3")], fleet={"policy": "p"})
         yield fleet_pb2.FleetUpdate(removed=["h:1"])
         yield fleet_pb2.FleetUpdate(snapshot=True, workers=[ENTRY])
-        if self.stops:
-            raise Unavailable("the router stops: watch another one", retry_after_s=1.0)
+        if self.last_word is not None:
+            raise self.last_word
 
     async def Register(self, request, context):
         self.requests.append(request)
@@ -130,14 +130,14 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
 
 
 @asynccontextmanager
-async def connected(*, knows_streams: bool = True):
+async def connected(*, knows_streams: bool = True, timeout_s: float | None = None):
     fleet = FakeFleet(knows_streams=knows_streams)
     server, _ = await make_server(["radixfleet.v1.Fleet", "radixfleet.v1.Worker"])
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     worker_pb2_grpc.add_WorkerServicer_to_server(fleet, server)
     port = listen(server, "127.0.0.1", 0)
     await server.start()
-    async with Client(f"127.0.0.1:{port}") as client:
+    async with Client(f"127.0.0.1:{port}", timeout_s=timeout_s) as client:
         yield client, fleet
     await server.stop(None)
 
@@ -189,8 +189,8 @@ async def test_workers_as_the_router_sees_them():
     assert (second.address, second.connected) == ("h:2", False)
 
 
-@pytest.mark.parametrize(("stops", "why"), [(True, "the router stops"), (False, "the router ended the stream")])
-async def test_a_watched_fleet_is_put_together_of_its_updates_and_ends_with_an_error(stops, why):
+@pytest.mark.parametrize(("is_told", "why"), [(True, "the router stops"), (False, "the router ended the stream")])
+async def test_a_watched_fleet_is_put_together_of_its_updates_and_ends_with_an_error(is_told, why):
     reports = []
 
     async def watch(client):
@@ -198,7 +198,8 @@ async def test_a_watched_fleet_is_put_together_of_its_updates_and_ends_with_an_e
             reports.append(report)  # noqa: PERF401  an error ends it, and what came before is wanted
 
     async with connected() as (client, fleet):
-        fleet.stops = stops
+        if not is_told:
+            fleet.last_word = None
         with pytest.raises(Unavailable, match=why):
             await watch(client)
         [first, _] = await client.list_workers()
@@ -211,6 +212,23 @@ async def test_a_watched_fleet_is_put_together_of_its_updates_and_ends_with_an_e
     ]
     assert reports[1].fleet.policy == "p"
     assert reports[3].workers == (first,)
+
+
+async def test_a_fleet_is_watched_for_longer_than_an_answer_is_awaited():
+    async with connected(timeout_s=1e-9) as (client, _):
+        with pytest.raises(Unavailable, match="the router stops"):
+            [report async for report in client.watch_fleet()]
+        with pytest.raises(DeadlineExceeded, match="no answer within the client's timeout"):
+            await client.list_workers()
+
+
+async def test_a_watch_that_was_to_end_says_that_it_did():
+    async with connected() as (client, fleet):
+        fleet.last_word = DeadlineExceeded("the deadline passed")
+        with pytest.raises(DeadlineExceeded, match=r"^the fleet was watched for 60 s, as asked"):
+            [report async for report in client.watch_fleet(timeout_s=60)]
+        with pytest.raises(DeadlineExceeded, match="no answer within the client's timeout of 1e-09 s"):
+            await anext(client.watch_fleet(timeout_s=1e-9))
 
 
 @pytest.mark.parametrize("knows_streams", [True, False])
