@@ -23,19 +23,19 @@ def why_not_bound(host: str, port: int, *, shared_port: bool = False) -> str | N
     reason = None
     try:
         for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            reason = _why_not_there(socket.socket(family, kind, protocol), option, where)
+            reason = _why_not_there((family, kind, protocol), option, where)
             if reason is None:
                 return None
-    except OSError as error:  # no such name, or a kind of address that this machine does not have
+    except OSError as error:  # no such name
         return reason_of(error)
     return reason
 
 
-def _why_not_there(probe: socket.socket, option: int, where: Any) -> str | None:
-    with probe:
-        probe.setsockopt(socket.SOL_SOCKET, option, 1)
-        try:
+def _why_not_there(kind: tuple[int, int, int], option: int, where: Any) -> str | None:
+    try:
+        with socket.socket(*kind) as probe:  # fails where the machine has no such addresses, as without IPv6
+            probe.setsockopt(socket.SOL_SOCKET, option, 1)
             probe.bind(where)
-        except OSError as error:
-            return reason_of(error)
+    except OSError as error:
+        return reason_of(error)
     return None

@@ -38,3 +38,13 @@ def test_one_free_address_of_a_name_is_enough(monkeypatch: pytest.MonkeyPatch) -
         assert why_not_bound("both", port) is None
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses[:1])
         assert why_not_bound("one", port) == "Address already in use"
+
+
+def test_a_kind_of_address_that_the_machine_lacks_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `localhost` where IPv6 is switched off in the kernel, and not in /etc/hosts."""
+    unknown = 4095
+    addresses = [(kind, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)) for kind in (unknown, socket.AF_INET)]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+    assert why_not_bound("both", 0) is None
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses[:1])
+    assert why_not_bound("lacking", 0) == "Address family not supported by protocol"
