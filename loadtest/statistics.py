@@ -87,8 +87,8 @@ class Summary:
     predicted_rate: float
     """predicted - hit: lost to the router's index."""
     prediction_error: float
-    """How far predicted and found cached tokens are apart in sum, as a share of what was found. Both in whole blocks:
-    what a worker has beyond its last whole block, no router predicts."""
+    """How far predicted and found cached tokens are apart in sum, as a share of what was found, or of the prompts
+    where nothing was. All in whole blocks: what a worker has beyond its last whole block, no router predicts."""
     request_prediction_error: float
     """The same by the request: too much and too little do not make up for each other."""
     tells_routes: bool
@@ -140,7 +140,7 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
     duration_s = result.duration_s or 1.0
     prompt_tokens = sum(outcome.prompt_tokens for outcome in begun) or 1
     missed = [outcome.predicted_tokens // BLOCK_TOKENS - outcome.cached_tokens // BLOCK_TOKENS for outcome in begun]
-    found = sum(outcome.cached_tokens // BLOCK_TOKENS for outcome in begun) or 1
+    found = sum(outcome.cached_tokens // BLOCK_TOKENS for outcome in begun) or _blocks(begun) or 1
     return Summary(
         policy=result.policy,
         requests=len(outcomes),
@@ -166,6 +166,10 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
         work_shares=_shares(result, [(outcome, _work(outcome)) for outcome in begun]),
         busy_share=sum(result.busy_s) / duration_s / len(result.busy_s) if result.busy_s else None,
     )
+
+
+def _blocks(outcomes: Sequence[Outcome]) -> int:
+    return sum(outcome.prompt_tokens // BLOCK_TOKENS for outcome in outcomes)
 
 
 def _since_arrival(outcomes: Sequence[Outcome], moment: str) -> FloatArray:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from deploy.lab.comparison import Run, compare
 from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
@@ -28,6 +29,7 @@ from loadtest.trace import ID_TOKENS, TraceError
 from loadtest.workloads import Arrival
 from router.policies import POLICY_NAMES
 
+_MOST_ERRORS = 3
 _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, entry in CATALOG.items())
 
 
@@ -93,7 +95,8 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
     type=click.IntRange(1, 1000),
     default=1,
     show_default=True,
-    help="Draw the workload so many times, from --seed on, and say how sure differences are. A trace stays the same.",
+    help="Draw the workload so many times, from --seed on, and say how sure differences are. A trace stays the same, "
+    "and --report is of the first.",
 )
 @report_option
 @json_option
@@ -115,19 +118,19 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
     """
     experiment, objective = Experiment(**options), Objective(slo_ttft, slo_itl)
     arrivals, runs = _run(experiment, objective)
-    summaries = [[run.summary for run in runs]]
+    summaries, errors = [[run.summary for run in runs]], _errors(runs)
     for more in range(1, num_seeds):
-        again = dataclasses.replace(experiment, seed=experiment.seed + more)
-        summaries.append([run.summary for run in _run(again, objective)[1]])
+        again = _run(dataclasses.replace(experiment, seed=experiment.seed + more), objective)[1]
+        summaries.append([run.summary for run in again])
+        errors |= _errors(again)
     facts = experiment.facts(arrivals)
     if report is not None:
         _write_report(report, facts, runs)
     if as_json:
         click.echo(json.dumps(_as_object(experiment, arrivals, facts, summaries)))
     else:
-        _print(facts, runs)
-        if num_seeds > 1:
-            _print_tables([seeds_table(standings(summaries), num_seeds)])
+        _print(facts, summaries)
+        _print_errors(errors)
 
 
 def _run(experiment: Experiment, objective: Objective) -> tuple[list[Arrival], list[Run]]:
@@ -163,22 +166,29 @@ def _progress() -> Progress:
     )
 
 
-def _print(facts: dict[str, str], runs: list[Run]) -> None:
+def _errors(runs: Sequence[Run]) -> set[tuple[str, str]]:
+    """What went wrong, by policy."""
+    return {(run.summary.policy, outcome.error) for run in runs for outcome in run.result.outcomes if outcome.error}
+
+
+def _print(facts: dict[str, str], by_seed: Sequence[Sequence[Summary]]) -> None:
     console = Console(highlight=False)
     for name, value in facts.items():
         console.print(f"[bold]{name:12s}[/bold] {value}", soft_wrap=True)
-    _print_tables(results_tables([run.summary for run in runs]))
-    for run in runs:
-        errors = sorted({outcome.error for outcome in run.result.outcomes if outcome.error})
-        for error in errors[:3]:
-            console.print(f"{run.summary.policy}: {error}", soft_wrap=True)
-
-
-def _print_tables(tables: Sequence[Table]) -> None:
-    console = Console(highlight=False)
+    tables = [*results_tables(by_seed[0])]
+    if len(by_seed) > 1:
+        tables.append(seeds_table(standings(by_seed), len(by_seed)))
     for table in tables:
         console.print()
         console.print(table)
+
+
+def _print_errors(errors: Collection[tuple[str, str]]) -> None:
+    """Of each policy the first, which tell enough."""
+    console = Console(highlight=False)
+    for policy, of_policy in groupby(sorted(errors), key=itemgetter(0)):
+        for _, error in islice(of_policy, _MOST_ERRORS):
+            console.print(f"{policy}: {error}", soft_wrap=True)
 
 
 def _write_report(path: Path, facts: dict[str, str], runs: list[Run]) -> None:

@@ -11,7 +11,7 @@ from loadtest.statistics import Summary
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A policy over all seeds. Means, but for what is called an error."""
+    """A policy over all seeds: means, but where it is said."""
 
     policy: str
     hit_rate: float
@@ -19,6 +19,8 @@ class Standing:
     ttft_error_s: float
     """Standard error of the mean, as all errors here; 0 with one seed."""
     output_tokens_per_s: float
+    failed: int
+    """Requests, of all seeds together."""
     ttft_over_best: float
     """Mean of the ratios to the policy with the least mean TTFT, seed by seed, so that what all policies find hard on a
     seed cancels out."""
@@ -28,11 +30,11 @@ class Standing:
 def standings(by_seed: Sequence[Sequence[Summary]]) -> list[Standing]:
     """Of each policy. All seeds have the same policies, in the same order."""
     by_policy = list(zip(*by_seed, strict=True))
-    best = min(by_policy, key=lambda summaries: fmean(each.ttft_s.mean for each in summaries))
+    best = min(by_policy, key=lambda summaries: fmean(_ttfts_s(summaries)))
     found = []
     for summaries in by_policy:
-        over_best = paired(*([each.ttft_s.mean for each in of] for of in (summaries, best)))
-        ttfts_s = [each.ttft_s.mean for each in summaries]
+        ttfts_s = _ttfts_s(summaries)
+        over_best, over_best_error = paired(ttfts_s, _ttfts_s(best))
         found.append(
             Standing(
                 policy=summaries[0].policy,
@@ -40,11 +42,16 @@ def standings(by_seed: Sequence[Sequence[Summary]]) -> list[Standing]:
                 ttft_s=fmean(ttfts_s),
                 ttft_error_s=standard_error(ttfts_s),
                 output_tokens_per_s=fmean(each.output_tokens_per_s for each in summaries),
-                ttft_over_best=over_best[0],
-                ttft_over_best_error=over_best[1],
+                failed=sum(each.failed for each in summaries),
+                ttft_over_best=over_best,
+                ttft_over_best_error=over_best_error,
             )
         )
     return found
+
+
+def _ttfts_s(summaries: Sequence[Summary]) -> list[float]:
+    return [each.ttft_s.mean for each in summaries]
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:

@@ -52,9 +52,9 @@ class StateReport:
     evicted: HashArray
     added: HashArray
     accepted: AcceptedPrompts | None = None
+    """None: there is no other router from which prompts could come."""
     is_between_reports: bool = False
     """Only what was accepted is new."""
-    """None: there is no other router from which prompts could come."""
 
 
 def prepared(name: str, tokens: TokenArray, block_hashes: HashArray) -> PreparedRequest:

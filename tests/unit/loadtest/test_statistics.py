@@ -67,6 +67,10 @@ class TestSummary:
         summary = summarize(result([outcome(predicted_tokens=predicted, cached_tokens=found)]), Objective())
         assert (summary.prediction_error, summary.request_prediction_error) == (0, 0)
 
+    def test_where_nothing_was_found_predictions_are_off_by_a_share_of_the_prompts(self):
+        summary = summarize(result([outcome(prompt_tokens=2560, predicted_tokens=640, cached_tokens=0)]), Objective())
+        assert (summary.prediction_error, summary.request_prediction_error) == (0.25, 0.25)
+
     def test_what_is_not_hit_is_lost_to_index_routing_and_workload(self):
         """The four counters of prompt tokens, and what the workload never had."""
         one = outcome(prompt_tokens=100, ceiling_tokens=90, reachable_tokens=70, predicted_tokens=50, cached_tokens=40)

@@ -1,12 +1,15 @@
 """`radixfleet lab` as a script sees it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from deploy.commands.lab import lab
+from deploy.lab.comparison import Run, compare
+from loadtest.statistics import Objective, summarize
 
 
 def test_compares_policies_and_writes_a_report(tmp_path: Path):
@@ -78,10 +81,33 @@ def test_several_seeds_say_how_sure_a_difference_is():
     arguments = ["--workers", "2", "--requests", "20", "--policy", "min_cost,round_robin", "--seed", "5"]
     printed = CliRunner().invoke(lab, [*arguments, "--seeds", "3"])
     assert printed.exit_code == 0, printed.output
-    assert all(word in printed.stdout for word in ("3 seeds", "TTFT over best", "±"))
+    assert all(word in printed.stdout for word in ("3 seeds", "over best", "±"))
     found = json.loads(CliRunner().invoke(lab, [*arguments, "--seeds", "3", "--json"]).stdout)
     assert [each["seed"] for each in found["seeds"]] == [5, 6, 7]
     assert found["seeds"][0]["policies"] == found["policies"]
     assert found["seeds"][1]["policies"] != found["policies"], "another seed is another draw"
     assert {each["policy"] for each in found["over_seeds"]} == {"min_cost", "round_robin"}
     assert "seeds" not in json.loads(CliRunner().invoke(lab, [*arguments, "--json"]).stdout)
+
+
+def test_what_fails_on_a_later_seed_alone_is_told(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def fails_later(*arguments):
+        runs = compare(*arguments)
+        asked.append("a seed")
+        return runs if len(asked) == 1 else [_with_a_failure(run) for run in runs]
+
+    monkeypatch.setattr("deploy.commands.lab.compare", fails_later)
+    printed = CliRunner().invoke(lab, ["--workers", "2", "--requests", "20", "--policy", "min_cost", "--seeds", "3"])
+    assert printed.exit_code == 0, printed.output
+    assert "min_cost: the worker fell over" in printed.stdout
+    over_seeds = printed.stdout.partition("3 seeds")[2].splitlines()
+    assert over_seeds[0].split()[-1] == "failed"
+    assert over_seeds[1].split()[-1] == "2"
+
+
+def _with_a_failure(run: Run) -> Run:
+    first, *others = run.result.outcomes
+    result = replace(run.result, outcomes=[replace(first, error="the worker fell over"), *others])
+    return Run(result, summarize(result, Objective()))
