@@ -137,7 +137,8 @@ async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
     async with Client(endpoint) as client:
         async for report in client.watch_fleet():
             if as_json:
-                click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in report.workers]}))
+                if report.workers != known:  # reports of the fleet alone come too
+                    click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in report.workers]}))
             elif known is None:
                 console = Console(highlight=False)
                 print_whole(console, workers_table(report.workers))

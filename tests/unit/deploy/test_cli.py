@@ -12,8 +12,9 @@ from contextlib import contextmanager
 import pytest
 
 from deploy import command_line
+from radixfleet.answers import FleetReport
 from radixfleet.errors import InvalidRequest, Unauthenticated, Unavailable
-from radixfleet.heard import worker_entry
+from radixfleet.heard import fleet_state, worker_entry
 from radixfleet.v1 import fleet_pb2
 from tests.support.fake_inference import FakeInference, delta, finished, serving, started, told
 
@@ -298,6 +299,22 @@ def test_workers_shows_what_an_operator_should_change(radixfleet, monkeypatch):
     assert out.rstrip().endswith("w7: Run fewer at once.")
     code, out, _ = radixfleet("workers", "--json")
     assert [entry["info"]["advice"] for entry in json.loads(out)["workers"]] == [["Run fewer at once."], []]
+
+
+def test_watched_workers_are_printed_again_only_when_something_of_them_is_different(radixfleet, monkeypatch):
+    """A report also comes when only the fleet's own figures are, and as a sign of life."""
+    workers = [worker_entry(fleet_pb2.WorkerEntry(worker_id="w1", connected=connected)) for connected in (False, True)]
+    fleet = fleet_state(fleet_pb2.FleetState())
+
+    async def watch_fleet(_):
+        for number in (0, 0, 1, 1, 1, 0):
+            yield FleetReport(fleet, (workers[number],))
+        raise Unavailable("the router stops")
+
+    monkeypatch.setattr("deploy.commands.workers.Client.watch_fleet", watch_fleet)
+    code, out, err = radixfleet("workers", "--watch", "--json")
+    assert (code, err) == (3, "radixfleet: the router stops\n")
+    assert [json.loads(line)["workers"][0]["connected"] for line in out.splitlines()] == [False, True, False]
 
 
 def test_a_narrow_terminal_costs_no_number_of_a_worker(radixfleet, monkeypatch):
