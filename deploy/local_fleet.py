@@ -161,10 +161,15 @@ class LocalFleet:
 
     async def _tell_when_back(self, child: Child) -> None:
         name = child.spec.name
-        with suppress(ChildFailed):  # which is told as the end of the process
+        try:
             address = await child.address()
             if name != "router":
                 await self._until_used(name)
+        except ChildFailed:
+            return  # which is told as the end of the process
+        except Exception as error:  # noqa: BLE001  news are not worth the end of who restarts what dies
+            self._progress(f"{name}: started again\n  nobody knows whether it serves: {error}")
+        else:
             self._progress(f"{name}: serves again\n  at {address}")  # of two lines: news, that stay on a terminal
 
     async def _until_used(self, worker_id: str) -> None:

@@ -13,6 +13,8 @@ from deploy import local_fleet
 from deploy.local_fleet import FleetSpec, LocalFleet, stopping_text
 from deploy.processes import Child, ChildFailed, ChildSpec
 from radixfleet.background import beside
+from radixfleet.endpoint import Endpoint
+from radixfleet.watched_file import UnusableFile
 from tests.support.waiting import until
 
 
@@ -104,6 +106,29 @@ async def test_who_watches_hears_that_what_died_serves_again(monkeypatch: pytest
         await until(lambda: len(told) == 4)
     end = "router ended with signal 9\nrouter: starting again in 0 s"
     assert told == [end, "router: serves again\n  at 127.0.0.1:1"] * 2
+
+
+async def test_who_cannot_tell_whether_it_serves_goes_on_restarting_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[_Mortal] = []
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        lives.append(_Mortal(child))
+        return cast("Child", lives[-1])
+
+    def unreadable(_: str) -> Endpoint:
+        raise UnusableFile("ca.pem: No such file or directory")
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
+    told: list[str] = []
+    fleet = LocalFleet(replace(spec({}, {}), endpoint=unreadable), told.append)
+    await fleet._launch(fleet._spec.worker(0, "127.0.0.1:1"))
+    async with beside(fleet.supervise(), "supervision"):
+        lives[0].dies.set()
+        await until(lambda: len(told) == 2)
+        lives[1].dies.set()
+        await until(lambda: len(lives) == 3)
+    assert told[1] == "worker-0: started again\n  nobody knows whether it serves: ca.pem: No such file or directory"
 
 
 def test_what_a_stopping_fleet_waits_for() -> None:
