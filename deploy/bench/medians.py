@@ -16,10 +16,12 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> Interv
     takes six values.
     """
     num = len(values)
-    outside = 0.0
-    k = 0
-    while outside + 2 * comb(num, k) / 2**num <= 1 - confidence:
-        outside += 2 * comb(num, k) / 2**num
-        k += 1
     in_order = sorted(values)
-    return (in_order[k - 1], in_order[-k]) if k else None
+    interval = None
+    outside = 0.0
+    for place in range(num // 2):
+        outside += 2 * comb(num, place) / 2**num  # exactly so many of the coins fall on one side, or on the other
+        if outside > 1 - confidence:
+            break
+        interval = in_order[place], in_order[-1 - place]
+    return interval

@@ -19,7 +19,8 @@ Engines ignore what they do not know without a word, so what is not in the table
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +39,16 @@ _MORE = _SAME | {"min_new_tokens": "min_tokens"} | {name: name for name in ("sto
 _PLAIN = frozenset({"sampling.seed", "sampling.n"})
 
 
+class CompletionJson(Enum):
+    """How an engine is told to write JSON where the prompt is no chat."""
+
+    AS_CHAT = auto()
+    """By `response_format`."""
+    BY_SCHEMA = auto()
+    """By the field `json_schema`."""
+    NOT_AT_ALL = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of engine."""
@@ -45,8 +56,13 @@ class Kind:
     name: str
     knows: frozenset[str]
     """Of `needs.WORDS`, what it can do."""
-    fields: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    fields: Mapping[str, str]
     """Our sampling parameters that OpenAI does not have: the engine's names for them."""
+    penalty_span: str | None = None
+    """The field for how many of the last tokens penalties count, -1 for all; None: they always count all."""
+    takes_plain_regex: bool = False
+    """As a field of its own; else it goes into `structured_outputs`."""
+    completion_json: CompletionJson = CompletionJson.AS_CHAT
 
     @property
     def lacks(self) -> frozenset[str]:
@@ -63,7 +79,7 @@ def _kind(name: str, fields: Mapping[str, str], *others: str) -> Kind:
     return Kind(name, _PLAIN | {f"sampling.{each}" for each in fields} | set(others), MappingProxyType(dict(fields)))
 
 
-_OPENAI = _kind("", {})
+_OPENAI = replace(_kind("", {}), completion_json=CompletionJson.NOT_AT_ALL)
 _LLAMA_CPP = _kind("llama.cpp", _SAME | {"repetition_penalty": "repeat_penalty"})
 _KINDS: Mapping[str, Kind] = {
     "vllm": _kind(
@@ -76,8 +92,13 @@ _KINDS: Mapping[str, Kind] = {
         "sampling.grammar.regex",
         "sampling.grammar.lark",
     ),
-    "sglang": _kind("sglang", _MORE, "sampling.grammar.regex"),
-    "llamacpp": Kind(_LLAMA_CPP.name, _LLAMA_CPP.knows - {"sampling.n"}, _LLAMA_CPP.fields),
+    "sglang": replace(_kind("sglang", _MORE, "sampling.grammar.regex"), takes_plain_regex=True),
+    "llamacpp": replace(
+        _LLAMA_CPP,
+        knows=_LLAMA_CPP.knows - {"sampling.n"},
+        penalty_span="repeat_last_n",
+        completion_json=CompletionJson.BY_SCHEMA,
+    ),
 }
 
 
@@ -106,8 +127,9 @@ def sampling_fields(kind: Kind, sampling: SamplingParams, *, is_chat: bool) -> d
             fields[theirs] = value or _FILTERS[ours]
         elif value != _DEFAULTS[ours]:
             fields[theirs] = list(value) if isinstance(value, tuple) else value
-    if kind.name == "llama.cpp" and (fields["repeat_penalty"] != 1 or _PENALTIES & fields.keys()):
-        fields["repeat_last_n"] = -1  # penalties count the whole text, not the last 64 tokens
+    has_penalty = sampling.repetition_penalty not in (0, 1) or sampling.frequency_penalty or sampling.presence_penalty
+    if has_penalty and kind.penalty_span is not None:
+        fields[kind.penalty_span] = -1
     if kind.tells_tokens:
         fields["return_token_ids"] = True
     if sampling.logprobs is not None:
@@ -122,7 +144,6 @@ def sampling_fields(kind: Kind, sampling: SamplingParams, *, is_chat: bool) -> d
 
 _FILTERS: Mapping[str, Any] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """What shapes every token, and how an engine is told to leave it alone: llama.cpp's own are top_k 40 and min_p 0.05."""
-_PENALTIES = frozenset({"frequency_penalty", "presence_penalty"})
 _DEFAULTS: Mapping[str, Any] = {
     "ignore_eos": False,
     "min_new_tokens": 0,
@@ -136,15 +157,16 @@ def _grammar_fields(kind: Kind, sampling: SamplingParams, *, is_chat: bool) -> d
     if grammar is None:
         return {}
     if grammar.kind is GrammarKind.REGEX:
-        return {"regex": grammar.source} if kind.name == "sglang" else {"structured_outputs": {"regex": grammar.source}}
+        regex = {"regex": grammar.source}
+        return regex if kind.takes_plain_regex else {"structured_outputs": regex}
     if grammar.kind is GrammarKind.LARK:
         return {"structured_outputs": {"grammar": grammar.source}}
     schema: Any = {"type": "object"}
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         schema = msgspec.Raw(grammar.source.encode())
-    if kind.name == "llama.cpp" and not is_chat:
+    if not is_chat and kind.completion_json is CompletionJson.BY_SCHEMA:
         return {"json_schema": schema}
-    if not kind.name and not is_chat:
+    if not is_chat and kind.completion_json is CompletionJson.NOT_AT_ALL:
         raise InvalidRequest("the engine that was chosen writes JSON in chats alone", field="sampling.grammar")
     if grammar.kind is GrammarKind.JSON_OBJECT:
         return {"response_format": {"type": "json_object"}}

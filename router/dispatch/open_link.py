@@ -92,6 +92,17 @@ class OpenLink:
         self.end(broken(self._worker, "the link was closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def end(self, failure: LinkFailure) -> None:
+        """Nothing more comes: tell all who wait."""
+        if self.is_over:
+            return
+        self.is_over = True
+        self._work.set()
+        self._call.cancel()
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.put(LinkFailure(failure.kind, failure.error, str(failure)))
+
     async def _greet(self) -> None:
         """Wait for the first word of the worker."""
         try:
@@ -153,17 +164,6 @@ class OpenLink:
                 self._work.clear()
                 frame, self._outgoing = self._outgoing, worker_pb2.RouterFrame()
                 await self._call.write(frame)
-
-    def end(self, failure: LinkFailure) -> None:
-        """Nothing more comes: tell all who wait."""
-        if self.is_over:
-            return
-        self.is_over = True
-        self._work.set()
-        self._call.cancel()
-        inboxes, self._inboxes = self._inboxes, {}
-        for inbox in inboxes.values():
-            inbox.put(LinkFailure(failure.kind, failure.error, str(failure)))
 
 
 def _failure(status: bytes, worker: str) -> LinkFailure:
