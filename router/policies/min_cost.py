@@ -148,7 +148,7 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
         costs = np.full(count, prompt_tokens, dtype=np.float64) if uncached is None else uncached.astype(np.float64)
     if columns.queued:
         # Q N / (2 N + 3 Q')
-        usual = columns.queues[count // 4]
+        usual = columns.queue_at(count // 4)
         costs += columns.queue * (prompt_tokens / (PATIENCE * prompt_tokens + BACKLOG_WEIGHT * usual))
     # 2.5 N ((R - r)/(32 + R'))^3
     costs += columns.crowding * (BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + columns.in_flight / count) ** 3)

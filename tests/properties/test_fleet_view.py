@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from radixfleet.types import WorkerStatus
-from router.fleet_view import FleetView
+from router.fleet_view import Columns, FleetView
 from router.policies import POLICY_NAMES, make_policy
 from router.policies.policy import cheapest
 from router.view import RequestView, WorkerView, eligible
@@ -49,7 +49,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
         if draw(st.booleans()):  # some sums are made when they are first asked for, and kept from then on
             assert len(fleet.columns.crowding) == len(fleet.columns.fill_up_to(0.0))
             assert fleet.columns.most_place >= fleet.columns.place[0]
-            assert len(fleet.columns.queues) == len(fleet)
+            assert fleet.columns.queue_at(0) == min(fleet.columns.queue)
     return fleet
 
 
@@ -63,6 +63,11 @@ def requests(draw: st.DrawFn) -> RequestView:
     return RequestView(prompt_tokens, request(prompt_tokens).block_hashes, np.array(depths), users)
 
 
+def in_order(columns: Columns) -> list[float]:
+    """Their queues, the shortest first."""
+    return [columns.queue_at(rank) for rank in range(len(columns))]
+
+
 @given(fleets())
 @settings(deadline=None)
 def test_columns_updated_in_place_are_those_made_anew(fleet: FleetView) -> None:
@@ -71,14 +76,17 @@ def test_columns_updated_in_place_are_those_made_anew(fleet: FleetView) -> None:
         assert getattr(old, name).tolist() == getattr(new, name).tolist(), name
     for most in (0.0, 0.02, 10.0):
         assert old.fill_up_to(most).tolist() == [min(each.cache_fill, most) for each in fleet]
-    for name in ("queued", "in_flight", "filled", "least_requests", "least_room", "most_place", "queues"):
+    for name in ("queued", "in_flight", "filled", "least_requests", "least_room", "most_place"):
         assert getattr(old, name) == getattr(new, name), name
+    assert in_order(old) == in_order(new) == sorted(new.queue.tolist())
 
 
 @given(fleets(), requests())
 @settings(deadline=None)
 def test_columns_let_the_same_workers_through_as_views(fleet: FleetView, view: RequestView) -> None:
-    assert fleet.eligible(view).slots.tolist() == [each.slot for each in eligible(view, list(fleet))]
+    through, expected = fleet.eligible(view), eligible(view, list(fleet))
+    assert through.slots.tolist() == [each.slot for each in expected]
+    assert in_order(through) == sorted(each.outstanding_prompt_tokens for each in expected)
 
 
 @given(fleets(), st.sampled_from([1, 640, 2_500]))
