@@ -13,6 +13,7 @@ qemu-x86_64, where that has them.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import platform
 import shutil
@@ -24,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from worker.runner.kernels.compiler import find_compiler
+from worker.runner.kernels.compiler import KernelsUnavailable, find_compiler
 
 CHECKS = Path(__file__).parent
 KERNELS = Path(__file__).parents[2] / "worker" / "runner" / "kernels"
 FLAGS = ("-g", "-std=gnu11", "-pthread", "-Wno-psabi", "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}")
 FAULTS = tuple(f"-Wl,--wrap={name}" for name in ("aligned_alloc", "calloc", "malloc", "pthread_create"))
 """Functions that the checks make fail."""
+_LEAST_PROGRAM = "int main(void) { return 0; }"
 Sanitizer = Literal["none", "address", "thread"]
 SANITIZERS: dict[Sanitizer, tuple[str, ...]] = {
     "none": ("-O3",),
@@ -53,7 +55,7 @@ class Form:
 
 _BF16 = frozenset({"avx512_bf16", "avx512bw", "avx512dq", "avx512vl"})
 FORMS = (
-    Form("AMX", ("-march=native",), X86, _BF16 | {"amx_bf16", "amx_tile"}),
+    Form("AMX", ("-march=cooperlake", "-mamx-tile", "-mamx-bf16"), X86, _BF16 | {"amx_bf16", "amx_tile"}),
     Form("AVX512-BF16", ("-march=cooperlake",), X86, _BF16),
     Form("AVX512", ("-march=skylake-avx512",), X86, frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})),
     Form("AVX2", ("-march=haswell",), X86, frozenset({"avx2", "fma", "bmi2"})),
@@ -85,7 +87,10 @@ def run_form(form: Form, sanitizer: Sanitizer, *, seed: int, cases: int, threads
         raise ChecksFailed(f"{' '.join(command[-3:])} ended with {done.returncode}\n{done.stdout}{done.stderr}")
     used = done.stdout.partition("\n")[0]
     if used != f"uses {form.name}":
-        raise CannotRun(f"the compiler or the system is too old: the program {used}")
+        what = f"a program for {form.name} {used}"
+        if emulator:
+            raise CannotRun(f"{what} under {emulator[0]}, which lacks something")
+        raise ChecksFailed(f"{what}, though this CPU has what it needs")
     return done.stdout
 
 
@@ -107,18 +112,32 @@ def _emulator(form: Form, sanitizer: Sanitizer) -> list[str]:
 def _cpu_features() -> frozenset[str]:
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    found = frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    return found if _system_grants_tiles() else found - {"amx_tile"}
+
+
+def _system_grants_tiles() -> bool:
+    """Whether Linux lets this process use AMX, which sandboxes may not."""
+    arch_prctl, ask_for_permission, tile_data = 158, 0x1023, 18
+    return platform.machine() in X86 and ctypes.CDLL(None).syscall(arch_prctl, ask_for_permission, tile_data) == 0
 
 
 def _build(form: Form, sanitizer: Sanitizer, program: Path, *, is_static: bool) -> None:
     sources = [str(path) for directory in (CHECKS, KERNELS) for path in sorted(directory.glob("*.c"))]
-    flags = [*FLAGS, *SANITIZERS[sanitizer], *form.flags, *FAULTS, *(["-static"] if is_static else [])]
-    command = [*_compiler_for(form), *flags, *sources, "-lm", "-o", str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        if "cannot find" in done.stderr or "unrecognized" in done.stderr or "bad value" in done.stderr:
-            raise CannotRun(f"{command[0]} lacks something for this form: {done.stderr.strip().splitlines()[-1]}")
-        raise ChecksFailed(done.stderr)
+    compiler = _compiler_for(form)
+    flags = [*FLAGS, *SANITIZERS[sanitizer], *form.flags, *(["-static"] if is_static else [])]
+    lacking = _said_of([*compiler, *flags, "-x", "c", "-", "-lm", "-o", str(program)], _LEAST_PROGRAM)
+    if lacking:
+        raise CannotRun(f"{compiler[0]} lacks something for this form: {lacking.splitlines()[-1]}")
+    wrong = _said_of([*compiler, *flags, *FAULTS, *sources, "-lm", "-o", str(program)])
+    if wrong:
+        raise ChecksFailed(wrong)
+
+
+def _said_of(command: list[str], program: str = "") -> str:
+    """What a compiler has against a program; nothing where it compiles it."""
+    done = subprocess.run(command, input=program, capture_output=True, text=True, check=False)
+    return done.stderr.strip() or "it says nothing" if done.returncode else ""
 
 
 def _compiler_for(form: Form) -> list[str]:
@@ -127,9 +146,12 @@ def _compiler_for(form: Form) -> list[str]:
         if shutil.which(cross) is None:
             raise CannotRun(f"no {cross} (Debian: gcc-{form.machines[0].replace('_', '-')}-linux-gnu)")
         return [cross]
-    compiler = find_compiler()
-    if compiler is None:
-        raise CannotRun("no C compiler")
+    try:
+        compiler = find_compiler()
+    except KernelsUnavailable as error:
+        raise CannotRun(f"{error}; {error.advice}") from error
+    if compiler is None or shutil.which(compiler[0]) is None:
+        raise CannotRun("no C compiler" if compiler is None else f"$CC: there is no {compiler[0]}")
     return compiler
 
 
