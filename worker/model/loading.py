@@ -130,11 +130,9 @@ class _Loader:
 
     def _joined(self, shape: tuple[int, ...], parts: Sequence[tuple[str, tuple[int, ...]]]) -> Tensor:
         """Parts one below the other, each read into its place: the device holds nothing twice."""
-        joined, first = torch.empty(0), 0
+        joined, first = torch.empty(shape, device=self._device, dtype=self._dtype), 0
         for name, part_shape in parts:
             part = self._read(name, part_shape)
-            if not first:
-                joined = torch.empty(shape, device=self._device, dtype=self._dtype)
             joined[first : first + len(part)] = part
             first += len(part)
             del part  # before the next one is read

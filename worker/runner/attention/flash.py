@@ -151,7 +151,8 @@ class FlashBackend:
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]."""
         if self._portions:
-            return torch.cat([self._attend_gathered(portion, q, keys, values) for portion in self._portions])
+            attended = [self._attend_gathered(portion, q, keys, values) for portion in self._portions]
+            return attended[0] if len(attended) == 1 else torch.cat(attended)
         batch, function = self._batch, self._function
         assert batch is not None, "attend before plan"
         if function.form == "varlen":

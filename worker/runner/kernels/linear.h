@@ -1,6 +1,6 @@
 /* Linear layers in bfloat16 with float32 sums, for any number of rows: y = x W^T + bias, and what follows it.
  *
- *   panel    16 output features of W, packed as AMX and AVX512-BF16 read them: [in / 2][16 out][2]
+ *   panel    16 output features of W, packed alike for every form, as AMX and AVX512-BF16 read it: [in / 2][16 out][2]
  *   block    32 rows by 2 panels (or 16 rows by 4): sums stay in registers over all of `in`, or over RF_DEPTH of it
  *   item     what a thread takes at a time: some panels by up to RF_ROWS rows
  *
