@@ -1,10 +1,10 @@
 """`Fleet.WatchFleet`: the fleet as it is, and then what is different in it.
 
-    registry --look, at most every LOOK_S while somebody watches--> told --since the watcher's last look--> watcher
+    registry --look, at most every LOOK_S while somebody watches--> told --what differs from its last look--> watcher
 
-One look serves all watchers. It numbers itself, and each worker that is another than at the look before; a watcher is
-sent the workers whose numbers are above that of the look which it was sent last. So nothing queues for a watcher that
-reads slowly: the message on its way is all that waits, and the next one has all that it missed.
+One look serves all watchers. A watcher remembers the look that it was sent last, and is sent the workers that are
+others in the newest. So nothing queues for a watcher that reads slowly: the message on its way is all that waits, and
+the next one has all that it missed, but for what is again as it was.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class _Told:
     entry: fleet_pb2.WorkerEntry
     essence: bytes
     """All of it but how long ago things were."""
-    look: int
+
+    def is_news_to(self, was: _Told | None) -> bool:
+        """Whether it is another than `was`; None: there was none."""
+        return was is None or was.essence != self.essence
 
 
 class FleetWatch:
@@ -48,8 +51,7 @@ class FleetWatch:
         self._reporter = reporter
         self._clock = clock
         self._told: dict[str, _Told] = {}
-        """By address, in the order in which they were added."""
-        self._look = 0
+        """By address, in the order in which they were added. Made anew by each look."""
         self._looked_at_s = float("-inf")
         self._looking = asyncio.Lock()
         self._closed = asyncio.Event()
@@ -57,17 +59,17 @@ class FleetWatch:
     async def updates(self) -> AsyncGenerator[fleet_pb2.FleetUpdate, None]:
         """For one watcher, a snapshot first. Raises Unavailable when the router stops."""
         await self._look_again()
-        look, known = self._look, set(self._told)
+        known = self._told
         fleet, told_at_s = self._reporter.fleet_state(), self._clock.now()
-        yield fleet_pb2.FleetUpdate(snapshot=True, workers=[told.entry for told in self._told.values()], fleet=fleet)
+        yield fleet_pb2.FleetUpdate(snapshot=True, workers=[told.entry for told in known.values()], fleet=fleet)
         while True:
             await self._pause()
             await self._look_again()
-            workers = [told.entry for told in self._told.values() if told.look > look]
-            removed = [address for address in known if address not in self._told]
-            look, known, was = self._look, set(self._told), fleet
-            fleet, now_s = self._reporter.fleet_state(), self._clock.now()
-            if workers or removed or _essence(fleet) != _essence(was) or now_s - told_at_s >= HEARTBEAT_S:
+            before, known = known, self._told
+            workers = [told.entry for address, told in known.items() if told.is_news_to(before.get(address))]
+            removed = [address for address in before if address not in known]
+            fleet_before, fleet, now_s = fleet, self._reporter.fleet_state(), self._clock.now()
+            if workers or removed or _essence(fleet) != _essence(fleet_before) or now_s - told_at_s >= HEARTBEAT_S:
                 told_at_s = now_s
                 yield fleet_pb2.FleetUpdate(workers=workers, removed=removed, fleet=fleet)
 
@@ -88,15 +90,15 @@ class FleetWatch:
             # Watchers pause as long as this, and each shall find something new.
             if self._clock.now() - self._looked_at_s < LOOK_S / 2:
                 return
-            look, found = self._look + 1, dict[str, _Told]()
+            found: dict[str, _Told] = {}
             for number, worker in enumerate(self._registry.workers, 1):
                 entry = worker_entry(worker)
-                essence, before = _essence(entry), self._told.get(worker.address)
-                is_same = before is not None and before.essence == essence
-                found[worker.address] = before if before is not None and is_same else _Told(entry, essence, look)
+                told, before = _Told(entry, _essence(entry)), self._told.get(worker.address)
+                # What stays the same is one object in the looks of all watchers, however slowly they read.
+                found[worker.address] = told if before is None or told.is_news_to(before) else before
                 if number % _AT_A_TIME == 0:
                     await asyncio.sleep(0)
-            self._told, self._look, self._looked_at_s = found, look, self._clock.now()
+            self._told, self._looked_at_s = found, self._clock.now()
 
 
 def _essence(message: _Message) -> bytes:

@@ -89,20 +89,28 @@ async def test_updates_hold_only_what_is_different() -> None:
 
 
 async def test_a_reader_that_is_behind_gets_all_that_it_missed_in_one_message() -> None:
-    """Nothing queues up for it: what became different and back again in the meantime it never hears."""
-    async with running_fleet(2) as fleet:
+    """Nothing queues up for it: of what became different and is again as it was told it never hears."""
+    async with running_fleet(3) as fleet:
         updates = fleet.router.watch.updates()
         assert (await anext(updates)).snapshot
         for status in (WorkerStatus.DRAINING, WorkerStatus.SERVING, WorkerStatus.DRAINING):
-            for worker in fleet.workers:
+            for worker in fleet.workers[:2]:
                 worker.status = status
                 worker.publish()
-            async with watching(fleet) as others:  # looks are shared: others make them in the meantime
-                await until(others, lambda workers, is_now=status: all(w.status is is_now for w in workers.values()))
+            await until_others_hear(fleet, {"w0": status, "w1": status})
+        fleet.workers[0].status = WorkerStatus.SERVING
+        fleet.workers[0].publish()
+        await until_others_hear(fleet, {"w0": WorkerStatus.SERVING})
         missed = await anext(updates)
-        assert [worker.worker_id for worker in missed.workers] == ["w0", "w1"]
-        assert {worker.info.status for worker in missed.workers} == {worker_pb2.WORKER_STATUS_DRAINING}
+        assert [worker.worker_id for worker in missed.workers] == ["w1"]
+        assert missed.workers[0].info.status == worker_pb2.WORKER_STATUS_DRAINING
         await updates.aclose()
+
+
+async def until_others_hear(fleet: Fleet, statuses: dict[str, WorkerStatus]) -> None:
+    """Looks are shared: others make them while a reader is behind."""
+    async with watching(fleet) as others:
+        await until(others, lambda workers: all(workers[name].status is status for name, status in statuses.items()))
 
 
 async def test_a_fleet_in_which_nothing_happens_is_told_of_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
