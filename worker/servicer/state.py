@@ -1,8 +1,8 @@
 """What a worker says about itself: status, load, cached prefixes and leased requests, as one stream for each watcher.
 
 The engine reports every 50 ms; this folds the reports into updates, one about every 100 ms while anything changes and
-at least one a second, and numbers the changes of the prefixes. Where there are several watchers, what one of them has sent
-is news to the others: a new request is told of within `PROMPT_S`, with the load that the front itself knows. All
+at least one a second, and numbers the changes of the prefixes. Where there are several watchers, what one of them has
+sent is news to the others: a new request is told of within `PROMPT_S`, with the load that the front itself knows. All
 watchers get the same updates, so each of them sees the numbers without a gap; one that comes late, falls behind, or
 sees a new incarnation gets a digest instead.
 
