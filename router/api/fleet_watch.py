@@ -1,6 +1,6 @@
 """`Fleet.WatchFleet`: the fleet as it is, and then what is different in it.
 
-    registry --look, at most every LOOK_S while somebody watches--> told --what differs from its last look--> watcher
+    registry --look, every LOOK_S or so while somebody watches--> told --what differs from its last look--> watcher
 
 One look serves all watchers. A watcher remembers the look that it was sent last, and is sent the workers that are
 others in the newest. So nothing queues for a watcher that reads slowly: the message on its way is all that waits, and
@@ -22,6 +22,8 @@ from router.api.report import Reporter, worker_entry
 from router.workers.registry import WorkerRegistry
 
 LOOK_S = 0.5
+"""Between two looks, but at least LOOK_SPACING times what a look takes: looks at a thousand workers are rarer."""
+LOOK_SPACING = 20
 HEARTBEAT_S = 5.0
 _AT_A_TIME = 16
 """Workers; the entry of one takes about 0.1 ms, and requests must not wait for those of a thousand."""
@@ -53,6 +55,7 @@ class FleetWatch:
         self._told: dict[str, _Told] = {}
         """By address, in the order in which they were added. Made anew by each look."""
         self._looked_at_s = float("-inf")
+        self._pause_s = LOOK_S
         self._looking = asyncio.Lock()
         self._closed = asyncio.Event()
 
@@ -79,7 +82,7 @@ class FleetWatch:
 
     async def _pause(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(self._pause_s):
                 await self._closed.wait()
         if self._closed.is_set():
             raise Unavailable("the router stops: watch another one", retry_after_s=_RETRY_AFTER_S)
@@ -88,7 +91,8 @@ class FleetWatch:
         """Unless somebody has just looked."""
         async with self._looking:
             # Watchers pause as long as this, and each shall find something new.
-            if self._clock.now() - self._looked_at_s < LOOK_S / 2:
+            began_s = self._clock.now()
+            if began_s - self._looked_at_s < self._pause_s / 2:
                 return
             found: dict[str, _Told] = {}
             for number, worker in enumerate(self._registry.workers, 1):
@@ -99,6 +103,7 @@ class FleetWatch:
                 if number % _AT_A_TIME == 0:
                     await asyncio.sleep(0)
             self._told, self._looked_at_s = found, self._clock.now()
+            self._pause_s = max(LOOK_S, LOOK_SPACING * (self._looked_at_s - began_s))
 
 
 def _essence(message: _Message) -> bytes:
