@@ -126,7 +126,7 @@ class RouteStream:
     def _later(self, answer: fleet_pb2.RouteAnswer, waiting: Waiting, deadline: Deadline, visit: ExitStack) -> None:
         """Answer it when its time comes; the visit lasts until then."""
         task = self._tasks[answer.number] = asyncio.create_task(self._wait(answer, waiting, deadline))
-        visit.callback(self._waited, answer.number)
+        visit.callback(self._waited, answer.number, task)
         task.add_done_callback(lambda _: visit.close())
 
     async def _wait(self, answer: fleet_pb2.RouteAnswer, waiting: Waiting, deadline: Deadline) -> None:
@@ -137,14 +137,13 @@ class RouteStream:
             self._answers.append(answer)
         except TimeoutError:
             self._fail(number, DeadlineExceeded("the deadline passed before a worker was chosen"))
-        except asyncio.CancelledError:
-            self._close(1)
-            raise
         except Exception as error:  # noqa: BLE001  the edge: every error becomes a status
             self._fail(number, error)
 
-    def _waited(self, number: int) -> None:
+    def _waited(self, number: int, task: asyncio.Task[None]) -> None:
         del self._tasks[number]
+        if task.cancelled():  # which a task that never ran cannot tell itself
+            self._close(1)
         self._wake_writer()
 
     def _fail(self, number: int, error: Exception) -> None:

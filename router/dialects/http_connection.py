@@ -80,13 +80,7 @@ class HttpConnection:
         `ends_at_s`: by the event loop's clock; None: never.
         """
         data = msgspec.json.encode(body)
-        sending = self._session().post(
-            f"{self.address.base}{path}",
-            data=data if len(data) < _LARGE_BYTES else io.BytesIO(data),
-            headers={"Content-Type": "application/json", **self._authorization(), **headers},
-            allow_redirects=False,
-        )
-        response = await self._watched(_entered(sending), ends_at_s)
+        response = await self._watched(self._sent(path, data, headers), ends_at_s)
         if response.status == 200:
             return response
         try:
@@ -128,6 +122,14 @@ class HttpConnection:
             )
         return self._opened
 
+    async def _sent(self, path: str, data: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        return await self._session().post(
+            f"{self.address.base}{path}",
+            data=data if len(data) < _LARGE_BYTES else io.BytesIO(data),
+            headers={"Content-Type": "application/json", **self._authorization(), **headers},
+            allow_redirects=False,
+        )
+
     async def _watched(self, work: Coroutine[Any, Any, T], ends_at_s: float | None) -> T:
         """Its result, unless the deadline passes or the engine has fallen silent before."""
         loop = asyncio.get_running_loop()
@@ -158,12 +160,6 @@ class HttpConnection:
         if isinstance(error, aiohttp.ClientConnectionError | OSError):
             self.was_refused = True
         return Unreachable(str(error) or type(error).__name__)
-
-
-async def _entered(sending: Any) -> aiohttp.ClientResponse:
-    """aiohttp gives something that is awaitable, and no coroutine."""
-    response: aiohttp.ClientResponse = await sending
-    return response
 
 
 async def _beginning(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:

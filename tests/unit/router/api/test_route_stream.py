@@ -65,13 +65,17 @@ class Wire:
         stream = RouteStream(self.routing, self._write, **options)  # type: ignore[arg-type]  # a fake
         self.serving = asyncio.create_task(stream.serve(self._messages()))
 
-    def ask(self, *texts: str) -> None:
-        """All in one message."""
+    def ask(self, *texts: str, takes_back: bool = False) -> None:
+        """All in one message, which may take them back too."""
         asks = []
         for text in texts:
             self._numbers += 1
             asks.append(fleet_pb2.RouteAsk(number=self._numbers, request={"prompt": {"text": text}}))
-        self._sent.put_nowait(fleet_pb2.RouteStreamRequest(asks=asks))
+        cancels = [ask.number for ask in asks] if takes_back else []
+        self._sent.put_nowait(fleet_pb2.RouteStreamRequest(asks=asks, cancels=cancels))
+
+    def take_back(self, *numbers: int) -> None:
+        self._sent.put_nowait(fleet_pb2.RouteStreamRequest(cancels=numbers))
 
     async def end(self) -> None:
         self._sent.put_nowait(None)
@@ -144,6 +148,20 @@ async def test_a_client_with_too_many_open_requests_is_not_read_from() -> None:
     await until(lambda: len(wire.routing.asked) == 3 * MOST_OPEN // 2)
     await wire.end()
     assert len(wire.answers) == 3 * MOST_OPEN // 2
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_what_is_taken_back_is_open_no_more(has_begun: bool) -> None:
+    """Also by the message that asks for it, when its task has not run yet: it would keep the stream from ending."""
+    wire = Wire()
+    wire.ask(*["wait"] * (MOST_OPEN - 1), takes_back=not has_begun)
+    if has_begun:
+        await until(lambda: wire.routing.num_waiting == MOST_OPEN - 1)
+        wire.take_back(*range(1, MOST_OPEN))
+    wire.ask(*["wait"] * (MOST_OPEN - 1), takes_back=True)
+    wire.ask("a")
+    await wire.end()
+    assert [answer.number for answer in wire.answers] == [2 * MOST_OPEN - 1]
 
 
 async def test_messages_have_a_bounded_size() -> None:
