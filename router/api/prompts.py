@@ -162,10 +162,17 @@ class Prompts:
         work = prepare_text if model.tokenizer is None and not is_ids else prepare
         is_short = is_ids and _is_small(prompt.token_ids) and not (is_continued and not _is_small(request.generated))
         return Preparation(
-            partial(work, request, model, self._max_tokens, look_aside=look_aside),
+            partial(work, request, model, self._most_tokens(model, look_aside=look_aside), look_aside=look_aside),
             is_short=is_short,
             is_ids=is_ids and not is_continued,
         )
+
+    def _most_tokens(self, model: ServedModel, *, look_aside: bool) -> int | None:
+        """Of a prompt; None: any. What is too long for all, a worker refuses; look-aside would book it there first."""
+        longest = self._registry.group(model.info.model).longest_native_context if look_aside else 0
+        if not longest:
+            return self._max_tokens
+        return longest - 1 if self._max_tokens is None else min(self._max_tokens, longest - 1)
 
     async def finish(self, preparation: Preparation) -> PreparedRequest:
         """What `begin` has left to do, on a thread where that pays."""

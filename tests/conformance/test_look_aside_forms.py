@@ -83,6 +83,16 @@ async def test_what_is_wrong_is_refused_alike() -> None:
 
 
 @both_forms
+async def test_a_prompt_that_no_worker_can_take_gets_no_lease(form: str) -> None:
+    async with running_fleet([fake_worker(max_context_tokens=512)]) as fleet:
+        refused = await outcome(fleet.router.address, form, ids_request(600))
+        assert isinstance(refused, status_pb2.Status)
+        assert "the prompt has 600 tokens; at most 511 are taken here" in refused.message
+        assert len(fleet.router.look_aside) == 0
+        assert fleet.state(0).books.own_requests == 0
+
+
+@both_forms
 async def test_a_client_cannot_make_the_router_use_what_it_says_of_leases(form: str) -> None:
     async with running_fleet(1) as fleet:
         answer = await outcome(fleet.router.address, form, ids_request(lease_id="mine"))

@@ -208,3 +208,24 @@ async def test_unknown_ids_have_no_text(threads: Threads, ids: list[int]) -> Non
         await prompts.detokenize(inference_pb2.DetokenizeRequest(token_ids=ids))
     assert caught.value.field == "token_ids"
     assert await prompts.detokenize(inference_pb2.DetokenizeRequest(token_ids=[104, 105])) == "hi"
+
+
+async def test_look_aside_refuses_what_no_worker_can_take(threads: Threads) -> None:
+    """Its client would get a lease, and hear of it from the worker; a request that is sent on brings that answer."""
+    preparing = Preparing(threads, "m", "m")
+    for worker, context in zip(preparing.workers, (300, 500), strict=True):
+        worker.facts = replace(worker.facts, model=replace(SERVED, model="m", max_context_tokens=context))  # type: ignore[type-var]
+    preparing.parts.add("engine", dialect="vllm", model=replace(SERVED, model="m"))
+
+    def prepared_tokens(prompt: inference_pb2.GenerateRequest, *, look_aside: bool = True) -> int:
+        return preparing.prompts.begin(prompt, look_aside=look_aside).work().prompt_tokens
+
+    ids = (np.arange(500) % 256).astype(np.uint32)
+    assert prepared_tokens(request(ids[:499])) == 499
+    for too_long in (request(ids), request(text="x" * 500), request(text="x" * 5000)):
+        with pytest.raises(InvalidRequest) as caught:
+            prepared_tokens(too_long)
+        assert (caught.value.field, caught.value.metadata) == ("prompt", {"max_tokens": "499"})
+        assert prepared_tokens(too_long, look_aside=False) >= 500
+    preparing.parts.add("loading", model=replace(SERVED, model="m", max_context_tokens=0))
+    assert prepared_tokens(request(ids)) == 500, "it may have a longer one"

@@ -79,10 +79,20 @@ def test_those_with_a_context_long_enough_come_first() -> None:
     assert group.room(1_000, None) == MODEL.max_context_tokens - 1_000
     assert group.room(200_000, None) == 800_000
     assert group.room(2_000_000, None) < 1
+    assert group.longest_native_context == 1_000_000
+
+
+def test_the_longest_context_is_that_of_workers_that_clients_may_call_and_not_known_before_all_tell() -> None:
+    parts = Parts(1)
+    parts.add("engine", dialect="vllm", model=replace(MODEL, max_context_tokens=1_000_000))
+    assert parts.group("m").longest_native_context == MODEL.max_context_tokens
+    parts.add("loading", model=replace(MODEL, max_context_tokens=0))
+    assert parts.group("m").longest_native_context == 0
 
 
 def test_a_group_of_nobody() -> None:
     group = ModelGroup()
+    assert group.longest_native_context == 0
     assert list(group.view) == []
     assert not group.view.is_saturated(1)
     assert group.room(10, None) < 1
