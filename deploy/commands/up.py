@@ -19,7 +19,7 @@ from deploy.options import DEFAULT_PORT
 from deploy.progress import Progress
 from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client
-from radixfleet.settings import click_options, load
+from radixfleet.settings import click_options, load, shared_port
 from router.policies import POLICY_NAMES
 from worker.config import WorkerSettings
 from worker.model.sources import resolve_model
@@ -100,6 +100,8 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     if fleet_file is not None:
         _refuse_beside_a_file(click.get_current_context())
         return _up_file(fleet_file, run_dir, console)
+    if fault := shared_port({"--port": port, "--router-metrics-port": router_metrics_port, "--http-port": http_port}):
+        raise click.UsageError(fault)
     settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
     run_dir = _usable(run_dir)
     access = LocalAccess.from_settings(settings, run_dir)

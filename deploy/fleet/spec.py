@@ -18,7 +18,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from radixfleet.membership import WORKER_SLOT
-from radixfleet.settings import SettingsError, check, complaint, nearest
+from radixfleet.settings import SettingsError, check, complaint, is_port, nearest
 from router.config import RouterSettings
 from worker.config import WorkerSettings
 from worker.model.sources import DEMO
@@ -122,7 +122,7 @@ class FleetSpec(_Part):
         """Of router `index`: as in the file, but each further router has its ports 10 higher."""
         settings = dict(self.routers.settings)
         for name, field in RouterSettings.model_fields.items():
-            if _is_port(name):
+            if is_port(name):
                 port = settings.get(name, field.default)
                 if int(port) > 0:  # 0: any free one; below: none
                     settings[name] = int(port) + _PORT_STEP * index
@@ -210,8 +210,10 @@ def check_for_ray(spec: FleetSpec, origin: str) -> None:
             if port > _LAST_PORT:
                 raise SettingsError(f"{user} would be {port} in {origin}: the last port is {_LAST_PORT}")
             if port in users:
-                step = f": each router's are {_PORT_STEP} higher than those of the one before" if index else ""
-                raise SettingsError(f"port {port} of {origin} is {users[port]} and {user}{step}")
+                raise SettingsError(
+                    f"port {port} of {origin} is {users[port]} and {user}: each router's are {_PORT_STEP} higher than "
+                    "those of the one before"
+                )
             users[port] = user
         if HEAD not in spec.routers.resources:  # each has a node of its own, or may have
             users.clear()
@@ -230,11 +232,7 @@ def _settings_faults(spec: FleetSpec, origin: str) -> list[str]:
 
 
 def _ports(settings: Mapping[str, Any]) -> list[tuple[str, int]]:
-    return [(name, int(port)) for name, port in settings.items() if _is_port(name) and int(port) > 0]
-
-
-def _is_port(name: str) -> bool:
-    return name == "port" or name.endswith("_port")
+    return [(name, int(port)) for name, port in settings.items() if is_port(name) and int(port) > 0]
 
 
 def _group_faults(cls: Any, settings: Mapping[str, Any], added: Mapping[str, Any], where: str) -> list[str]:

@@ -14,12 +14,12 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import click
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import AfterValidator, BeforeValidator, ValidationError
+from pydantic import AfterValidator, BeforeValidator, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -92,7 +92,7 @@ CommaList: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_split), _Meta
 
 
 class ProcessSettings(BaseSettings):
-    """Base of the settings of a process: frozen, unknown keys refused.
+    """Base of the settings of a process: frozen, unknown keys refused, as is one port for two servers.
 
     Constructing one looks at its arguments only; `load` looks at the environment and the YAML file too. Subclasses set
     `model_config = SettingsConfigDict(env_prefix="RADIXFLEET_...")`.
@@ -113,6 +113,14 @@ class ProcessSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The arguments alone, so that a setting never comes from a place that the caller did not name."""
         return (init_settings,)
+
+    @model_validator(mode="after")
+    def _has_a_port_for_each(self) -> Self:
+        names = [name for name in type(self).model_fields if is_port(name)]
+        shared = shared_port({option_name(name): getattr(self, name) for name in names})
+        if shared:
+            raise ValueError(shared)
+        return self
 
 
 def load(
@@ -155,13 +163,30 @@ def check(cls: type[SettingsT], values: Mapping[str, Any], origin: str) -> Setti
         if not faults:
             return cls(**values)
     except ValidationError as error:
-        faults = [f"{' '.join(map(str, fault['loc']))} in {origin} {complaint(fault)}" for fault in error.errors()]
+        for fault in error.errors():
+            name = " ".join(map(str, fault["loc"]))
+            faults.append(f"{name} in {origin} {complaint(fault)}" if name else f"{origin}: {complaint(fault)}")
     raise SettingsError("\n".join(faults))
 
 
 def option_name(field_name: str) -> str:
     """mem_fraction_static -> --mem-fraction-static."""
     return "--" + field_name.replace("_", "-")
+
+
+def is_port(field_name: str) -> bool:
+    """Whether a setting is a port to listen on, by its name."""
+    return field_name == "port" or field_name.endswith("_port")
+
+
+def shared_port(ports: Mapping[str, int]) -> str:
+    """Which two options (name: port) have the same port, and what to do; empty: none. 0 and -1 are no ports."""
+    users: dict[int, str] = {}
+    for option, port in ports.items():
+        user = users.setdefault(port, option)
+        if port > 0 and user != option:
+            return f"{user} and {option} are both {port}: give each a port of its own, or 0 for any free one"
+    return ""
 
 
 def click_options(cls: type[ProcessSettings], *, without: Collection[str] = ()) -> Callable[[Command], Command]:

@@ -24,3 +24,10 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(fleet: tuple[str, str]) 
     result = CliRunner().invoke(up, [*fleet, "--run-dir", "/proc/x"])
     assert result.exit_code == 2
     assert "--run-dir /proc/x cannot be written" in result.output
+
+
+@pytest.mark.parametrize("option", ["--router-metrics-port", "--http-port"])
+def test_one_port_given_twice_is_refused_by_the_names_of_its_own_options(option: str) -> None:
+    result = CliRunner().invoke(up, ["--model", "demo", "--port", "17297", option, "17297"])
+    assert result.exit_code == 2
+    assert f"--port and {option} are both 17297" in result.output

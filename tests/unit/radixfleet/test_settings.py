@@ -16,6 +16,7 @@ from radixfleet.settings import (
     CommaList,
     ProcessSettings,
     SettingsError,
+    check,
     click_options,
     format_bytes,
     load,
@@ -43,6 +44,12 @@ class Sample(ProcessSettings):
         if self.device_memory is not None and self.device_memory < self.message_size:
             raise ValueError("--device-memory must hold at least one message of --message-size")
         return self
+
+
+class Ports(ProcessSettings):
+    port: int = Field(70, description="Of calls.")
+    metrics_port: int = Field(71, description="Of metrics.")
+    http_port: int = Field(-1, description="Of HTTP.")
 
 
 @click.command()
@@ -154,6 +161,26 @@ class TestErrors:
         assert error_of(cli={"model": "m", "device_memory": "1MiB"}) == (
             "--device-memory must hold at least one message of --message-size"
         )
+
+    @pytest.mark.parametrize(
+        ("ports", "said"),
+        [
+            ({"port": 5, "http_port": 5}, "--port and --http-port are both 5: give each a port of its own, or 0"),
+            ({"port": 71}, "--port and --metrics-port are both 71: "),
+        ],
+    )
+    def test_one_port_for_two_servers(self, ports, said):
+        with pytest.raises(SettingsError) as caught:
+            load(Ports, ports)
+        assert str(caught.value).startswith(said)
+        with pytest.raises(SettingsError) as caught:
+            check(Ports, ports, "f.yaml")
+        assert str(caught.value).startswith(f"f.yaml: {said}")
+
+    @pytest.mark.parametrize("none", [0, -1])
+    def test_any_port_and_none_are_no_port(self, none):
+        settings = load(Ports, {"port": 71, "metrics_port": none, "http_port": none})
+        assert (settings.metrics_port, settings.http_port) == (none, none)
 
     def test_an_unknown_yaml_key_names_near_ones(self, yaml_file):
         config = yaml_file("model: m\npagesize: 3\nzzz: 1")

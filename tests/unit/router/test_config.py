@@ -53,3 +53,16 @@ def test_precedence_and_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_a_wrong_value_is_named_at_start(name: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"--{name.replace('_', '-')} "):
         load(RouterSettings, {name: value})
+
+
+@pytest.mark.parametrize(
+    ("ports", "said"),
+    [
+        (["--port", "17297", "--metrics-port", "17297"], "--port and --metrics-port are both 17297"),
+        (["--metrics-port", "7072"], "--metrics-port and --http-port are both 7072"),
+    ],
+)
+def test_one_port_given_twice_is_refused_before_anything_starts(ports: list[str], said: str) -> None:
+    result = CliRunner().invoke(main, ports)
+    assert result.exit_code == 2
+    assert said in result.output

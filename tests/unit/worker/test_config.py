@@ -65,6 +65,12 @@ def test_a_pool_that_no_request_fits_is_refused_with_the_least_that_does(page_si
     assert settings(least).max_total_tokens == least
 
 
+def test_one_port_given_twice_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--port and --metrics-port are both 7081: give each a port of its own"):
+        load(WorkerSettings, {"model": "m", "port": "7081"})
+    assert load(WorkerSettings, {"model": "m", "port": "0", "metrics_port": "0"}).port == 0
+
+
 def test_the_model_is_required() -> None:
     with pytest.raises(SettingsError, match="--model"):
         load(WorkerSettings, {})

@@ -50,6 +50,7 @@ def test_a_number_of_workers_stands_for_both_bounds():
         (one_model("{model: demo, routers: [a]}"), "routers in models.m.settings of fleet.yaml is decided by"),
         (one_model("{model: demo, served_model_name: x}"), "served_model_name in models.m.settings"),
         ("routers: {settings: {polcy: sglang}}\n" + one_model(), "did you mean policy?"),
+        ("routers: {settings: {metrics_port: 7070}}\n" + one_model(), "routers.settings of fleet.yaml: --port and"),
         ("routers: {count: 0}\n" + one_model(), "routers.count in fleet.yaml must be at least 1"),
         ("models: {router: {workers: 1, settings: {model: demo}}}", "not 'router'"),
         ("models: {'a b': {workers: 1, settings: {model: demo}}}", "name a model by letters"),
@@ -124,7 +125,6 @@ def test_the_revision_changes_with_what_a_member_is_made_of_and_not_with_how_man
     ("routers", "said"),
     [
         ("{settings: {processes: 2}}", "processes in routers.settings of f.yaml is of no use on Ray"),
-        ("{settings: {metrics_port: 7070}}", "port 7070 of f.yaml is metrics_port of router-0 and port of router-0"),
         ("{count: 3, settings: {port: 65520}}", "port of router-2 would be 65540 in f.yaml"),
         ("{count: 2, settings: {metrics_port: 7080}}", "metrics_port of router-0 and port of router-1: each router"),
     ],
