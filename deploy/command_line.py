@@ -137,6 +137,12 @@ def _exit_code(error: Exception) -> int:
 
 
 _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
+    # First: its text has what stands for TLS below.
+    (
+        Unavailable,
+        ("before receiving SETTINGS", "tcp handshaker shutdown"),
+        "Something takes connections there and says nothing: is the process stopped, or is that no gRPC port?",
+    ),
     # gRPC does not say that only one side speaks TLS, nor that a certificate is missing: the connection just ends.
     (
         Unavailable,
@@ -153,11 +159,6 @@ _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
         Unavailable,
         ("nothing answers at",),  # Ray has other words, and a hint of its own
         "Does a router or worker run there? `radixfleet up --model demo` starts both; --endpoint names another place.",
-    ),
-    (
-        Unavailable,
-        ("before receiving SETTINGS",),
-        "Something takes connections there and says nothing: is the process stopped, or is that no gRPC port?",
     ),
     (Unauthenticated, ("key",), "Give it by --api-key @FILE, or in RADIXFLEET_API_KEY."),
 )

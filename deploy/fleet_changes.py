@@ -9,17 +9,24 @@ from radixfleet.answers import WorkerEntry
 
 
 def changes(before: Sequence[WorkerEntry], after: Sequence[WorkerEntry]) -> Iterator[str]:
-    """Workers that came, went, are in another state, started their engine anew, or advise something else.
+    """Workers that went, came, are in another state, started their engine anew, or advise something else.
 
-    Load changes all the time and is no change here.
+    One that is at another address than before was started again. Load changes all the time and is no change here.
     """
     known = {worker.address: worker for worker in before}
+    here = {worker.address for worker in after}
+    gone = [_name(worker) for worker in before if worker.address not in here]
+    named = [worker for worker in after if worker.address not in known or _name(known[worker.address]) != _name(worker)]
+    again = {_name(worker) for worker in named}.intersection(gone)
+    for name in gone:
+        if name not in again:
+            yield f"{name}: left the fleet"
     for worker in after:
-        was = known.pop(worker.address, None)
-        for text in _changes_of(was, worker):
+        if _name(worker) in again and worker in named:
+            yield f"{_name(worker)}: was started again, {state_of(worker)}"
+            continue
+        for text in _changes_of(known.get(worker.address), worker):
             yield f"{_name(worker)}: {text}"
-    for worker in known.values():
-        yield f"{_name(worker)}: left the fleet"
 
 
 def _changes_of(was: WorkerEntry | None, worker: WorkerEntry) -> Iterator[str]:

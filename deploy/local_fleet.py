@@ -33,6 +33,9 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _HEALTHY_S = 60.0
 _COUNT_TIMEOUT_S = 2.0
+_LOOK_S = 10.0
+_SILENCE_S = 30.0
+"""Of a router that runs; also as long as one that is started again may take."""
 _STOP_MARGIN_S = 15.0
 """Beyond its drain: an engine has 10 s to end, a server 5 s to flush."""
 
@@ -102,10 +105,11 @@ class LocalFleet:
         return tuple(self._children.values())
 
     async def supervise(self) -> None:
-        """Restart what dies; runs until cancelled."""
+        """Restart what dies, and tell of a router that hangs; runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             for name in self._children:
                 group.create_task(self._keep_alive(name))
+            group.create_task(self._tell_of_silence())
 
     async def _start(self) -> None:
         self._spec.run_dir.mkdir(parents=True, exist_ok=True)
@@ -158,6 +162,25 @@ class LocalFleet:
             started_s = loop.time()
             async with beside(self._tell_when_back(child), f"return of {name}"):
                 obituary = await child.died()
+
+    async def _tell_of_silence(self) -> None:
+        """Once, where the router runs and does not answer: a process that is stopped does not end."""
+        loop = asyncio.get_running_loop()
+        heard_s, is_told = loop.time(), False
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            has_answered = await self._running_requests() is not None
+            if has_answered and is_told:
+                self._progress(f"router: answers again\n  at {self.endpoint}")
+            router = self._children["router"]
+            if has_answered or router.exit_code is not None:
+                heard_s, is_told = loop.time(), False
+            elif loop.time() - heard_s >= _SILENCE_S and not is_told:
+                is_told = True
+                self._progress(
+                    f"router: has said nothing for {loop.time() - heard_s:.0f} s\n"
+                    f"  is its process, {router.pid}, stopped? One that is killed is started again"
+                )
 
     async def _tell_when_back(self, child: Child) -> None:
         name = child.spec.name

@@ -132,8 +132,9 @@ def _refuse_options_before(context: click.Context) -> None:
 
 
 async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
-    """Until the router stops, which is an error."""
+    """Until the router stops or is lost, which is an error."""
     known: Sequence[WorkerEntry] | None = None
+    uptime_s = 0.0
     async with Client(endpoint) as client:
         async for report in client.watch_fleet():
             if as_json:
@@ -144,9 +145,11 @@ async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
                 print_whole(console, workers_table(report.workers))
                 console.print(_no_workers(endpoint) if not report.workers else "")
             else:
+                if report.fleet.uptime_s < uptime_s:
+                    click.echo(f"{datetime.now():%H:%M:%S}  the router was started again")
                 for change in changes(known, report.workers):
                     click.echo(f"{datetime.now():%H:%M:%S}  {change}")
-            known = report.workers
+            known, uptime_s = report.workers, report.fleet.uptime_s
     raise AssertionError("a watched fleet ends with an error")
 
 

@@ -24,7 +24,7 @@ import grpc.aio
 import numpy as np
 from google.protobuf.message import Message
 
-from radixfleet import convert, heard
+from radixfleet import convert, heard, watched_fleet
 from radixfleet.answers import (
     Completion,
     Delta,
@@ -44,14 +44,13 @@ from radixfleet.collector import Collector
 from radixfleet.compose import PromptInput, RequestOptions, generate_request, prompt_to_pb, token_array, utf8
 from radixfleet.deadline import Deadline
 from radixfleet.endpoint import Endpoint, as_endpoint
-from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unavailable
+from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unreachable
 from radixfleet.retry import Contact, RetryPolicy, Tries
 from radixfleet.route_asker import NotSpoken, RouteAsker
 from radixfleet.status import error_from_rpc, stream_error
 from radixfleet.tracing import headers
 from radixfleet.types import ModelInfo, TokenArray
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
-from radixfleet.watched_fleet import WatchedFleet
 
 T = TypeVar("T")
 
@@ -276,28 +275,33 @@ class Client:
     async def watch_fleet(self, *, timeout_s: float | None = None) -> AsyncGenerator[FleetReport, None]:
         """What `fleet` gives, at once and whenever something in it is different: at most every half second.
 
-        Ends with an error alone: Unavailable when the router stops or is lost, DeadlineExceeded after `timeout_s` (the
-        client's own, which is for answers, does not count here). Not tried again. Raises RadixfleetError.
+        A router whose connection breaks is tried again, as for other calls, and the fleet of the one that is there then
+        follows. Ends with an error alone: Unavailable when the router stops, is not back in time or hangs,
+        DeadlineExceeded after `timeout_s` (the client's own, which is for answers, does not count here). Raises
+        RadixfleetError.
         """
         deadline = Deadline.after(timeout_s, self._clock)
-        call = self._fleet.WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=deadline.for_try_s(self._clock))
-        watched = WatchedFleet()
-        begun = False
-        try:
-            async for update in call:
-                begun = True
-                yield watched.take(update)
-        except grpc.aio.AioRpcError as error:
-            told = error_from_rpc(error)
-            if begun and timeout_s is not None and isinstance(told, DeadlineExceeded):
-                raise DeadlineExceeded(f"the fleet was watched for {timeout_s:g} s, as asked (timeout_s)") from error
-            raise deadline.named(told) from error
-        except asyncio.CancelledError:
-            self._check_closed()
-            raise
-        finally:
-            call.cancel()
-        raise Unavailable("the router ended the stream: watch again")
+        tries, begun = self._tries(), False
+        while True:
+            left_s = deadline.for_try_s(self._clock)
+            try:
+                call = self._fleet.WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=left_s)
+                async with aclosing(watched_fleet.reports(call, self._address)) as reports:
+                    async for report in reports:
+                        begun = self._contact.has_answered = True
+                        tries = self._tries()
+                        yield report
+            except Unreachable as error:
+                lost = Unreachable(f"the connection to the router at {self._address} was lost: does it still run?")
+                await self._wait_for_retry(lost if begun else error, tries, deadline)
+            except DeadlineExceeded as error:
+                if begun and timeout_s is not None:
+                    text = f"the fleet was watched for {timeout_s:g} s, as asked (timeout_s)"
+                    raise DeadlineExceeded(text) from error
+                raise deadline.named(error) from error.__cause__
+            except asyncio.CancelledError:
+                self._check_closed()
+                raise
 
     async def register(self, address: str, *, timeout_s: float | None = None) -> bool:
         """Tell the router of a worker at host:port. False: it was known already."""

@@ -46,11 +46,11 @@ class Deadline:
         limit = f"the client's timeout of {self.timeout_s:g} s"
         if delivered_tokens is None:
             detail = "" if str(error) == _BY_GRPC else f" ({error})"
-            text = f"no answer within {limit}{detail}: give it more (timeout_s, --timeout), or ask for less"
+            text = f"no answer within {limit}{detail}: more time may help, or asking for less"
         else:
             text = (
                 f"{limit} ended the answer after {counted(delivered_tokens, 'token')}: "
-                "give it more (timeout_s, --timeout), or ask for fewer tokens"
+                "more time may help, or asking for fewer tokens"
             )
             error.metadata["delivered_tokens"] = str(delivered_tokens)
         named = DeadlineExceeded(text, retry_after_s=error.retry_after_s)

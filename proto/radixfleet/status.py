@@ -106,7 +106,7 @@ def stream_error(call_error: grpc.aio.AioRpcError, address: str, delivered_token
     gRPC's own words for that ("Socket closed") tell neither. An error that the other side raised tells it itself.
     `delivered_tokens`: None while the answer has not begun.
     """
-    if was_told(call_error) or delivered_tokens is None or call_error.code() not in _BROKEN:
+    if delivered_tokens is None or not broke(call_error):
         return error_from_rpc(call_error)
     error = errors.Unavailable(
         f"the connection to {address} broke after {counted(delivered_tokens, 'token')}: the answer is not complete. "
@@ -122,6 +122,11 @@ def error_from_status(status: status_pb2.Status) -> RadixfleetError:
     code = next((code for code in grpc.StatusCode if code.value[0] == status.code), grpc.StatusCode.UNKNOWN)
     message = status.message or code.name
     return _from_details(status, message) or _BY_CODE.get(code, errors.InternalError)(message)
+
+
+def broke(call_error: grpc.aio.AioRpcError) -> bool:
+    """Of a stream that has begun: its connection broke, rather than that the other side ended it."""
+    return not was_told(call_error) and call_error.code() in _BROKEN
 
 
 def was_told(call_error: grpc.aio.AioRpcError) -> bool:

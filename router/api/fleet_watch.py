@@ -25,6 +25,9 @@ LOOK_S = 0.5
 """Between two looks, but at least LOOK_SPACING times what a look takes: looks at a thousand workers are rarer."""
 LOOK_SPACING = 20
 HEARTBEAT_S = 5.0
+"""Without a look, where those are rarer than this."""
+_JUST_NOW = 0.9
+"""Of the pause between two looks: a look that is no older is as good as another."""
 _AT_A_TIME = 16
 """Workers; the entry of one takes about 0.1 ms, and requests must not wait for those of a thousand."""
 _RETRY_AFTER_S = 1.0
@@ -66,7 +69,7 @@ class FleetWatch:
         fleet, told_at_s = self._reporter.fleet_state(), self._clock.now()
         yield fleet_pb2.FleetUpdate(snapshot=True, workers=[told.entry for told in known.values()], fleet=fleet)
         while True:
-            await self._pause()
+            await self._pause(told_at_s + HEARTBEAT_S)
             await self._look_again()
             before, known = known, self._told
             workers = [told.entry for address, told in known.items() if told.is_news_to(before.get(address))]
@@ -80,9 +83,10 @@ class FleetWatch:
         """The router stops: nobody watches any longer."""
         self._closed.set()
 
-    async def _pause(self) -> None:
+    async def _pause(self, until_s: float) -> None:
+        """As long as between two looks, but until `until_s` at the latest."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._pause_s):
+            async with asyncio.timeout(min(self._pause_s, until_s - self._clock.now())):
                 await self._closed.wait()
         if self._closed.is_set():
             raise Unavailable("the router stops: watch another one", retry_after_s=_RETRY_AFTER_S)
@@ -92,7 +96,7 @@ class FleetWatch:
         async with self._looking:
             # Watchers pause as long as this, and each shall find something new.
             began_s = self._clock.now()
-            if began_s - self._looked_at_s < self._pause_s / 2:
+            if began_s - self._looked_at_s < _JUST_NOW * self._pause_s:
                 return
             found: dict[str, _Told] = {}
             for number, worker in enumerate(self._registry.workers, 1):

@@ -6,14 +6,17 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from radixfleet.answers import Delta
+from radixfleet.answers import Delta, FleetReport
 from radixfleet.client import Client
 from radixfleet.errors import Unavailable
+from radixfleet.retry import RetryPolicy
 from tests.support.fake_worker import Script
+from tests.support.ports import held_port
 from tests.support.router_fixture import NO_RETRY, fake_worker
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
@@ -24,10 +27,10 @@ GROUPS, BLOCKS = 6, 14
 
 
 @asynccontextmanager
-async def router(folder: Path, *workers: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+async def router(folder: Path, *workers: str, port: int = 0) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
     """A process, and where it listens."""
     file = folder / "address"
-    command = ["-m", "router", "--port", "0", "--metrics-port", "0", "--http-port", "-1", "--log-level", "warning"]
+    command = ["-m", "router", "--port", f"{port}", "--metrics-port", "0", "--http-port", "-1", "--log-level", "error"]
     command += ["--workers", ",".join(workers), "--address-file", str(file)]
     process = await asyncio.create_subprocess_exec(sys.executable, *command)
     try:
@@ -97,3 +100,31 @@ async def test_a_router_that_was_killed_and_starts_again_is_right_within_one_dig
                 assert started.route is not None
                 assert (started.worker_id, started.route.predicted_cached_tokens) == (home, 64 * BLOCKS)
                 assert started.cached_tokens == 64 * BLOCKS
+
+
+async def told_of(reports: AsyncIterator[FleetReport], worker: str) -> bool:
+    """Whether there is a report whose only worker this is."""
+    async for report in reports:
+        if [entry.address for entry in report.workers] == [worker]:
+            return True
+    return False
+
+
+async def test_who_watches_hears_of_the_successor_of_a_router_that_was_killed(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        workers = [fake_worker(name) for name in ("w0", "w1")]
+        for worker in workers:
+            await worker.start()
+            stack.push_async_callback(worker.kill)
+        port = stack.enter_context(held_port())
+        before, after = (partial(router, tmp_path, worker.address, port=port) for worker in workers)
+        process, address = await stack.enter_async_context(before())
+        client = await stack.enter_async_context(Client(address, retry=RetryPolicy(reconnect_s=START_S)))
+        reports = await stack.enter_async_context(aclosing(client.watch_fleet(timeout_s=2 * START_S)))
+        assert await told_of(reports, workers[0].address)
+        process.kill()
+        await process.wait()
+        (tmp_path / "address").unlink()
+        going_on = asyncio.create_task(told_of(reports, workers[1].address))
+        await stack.enter_async_context(after())
+        assert await going_on

@@ -344,6 +344,7 @@ def test_a_narrow_terminal_costs_no_number_of_a_worker(radixfleet, monkeypatch):
         (Unavailable("nothing answers at 127.0.0.1:7070: Connection refused"), "radixfleet up"),
         (Unavailable("ipv4:127.0.0.1:1: Socket closed"), "--tls-ca"),
         (Unavailable("connection attempt timed out before receiving SETTINGS frame"), "is the process stopped"),
+        (Unavailable("ipv4:127.0.0.1:1: tcp handshaker shutdown"), "is the process stopped"),
     ],
 )
 def test_what_grpc_does_not_say_is_said_beside_it(radixfleet, failure, hint):
@@ -351,6 +352,7 @@ def test_what_grpc_does_not_say_is_said_beside_it(radixfleet, failure, hint):
         _, _, err = radixfleet("generate", "--prompt", "Hi", "--timeout", "0.3", "--endpoint", address)
     assert str(failure) in err
     assert hint in err
+    assert err.count("\n") == 2, "one hint, and not another that contradicts it"
 
 
 def test_a_connection_that_broke_in_mid_answer_is_not_asked_for_tls(radixfleet):

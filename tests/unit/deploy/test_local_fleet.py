@@ -71,7 +71,10 @@ async def test_the_router_drains_first_and_every_child_has_its_whole_drain(monke
 
 
 class _Mortal:
-    """A router that listens at once, and dies when it is told to."""
+    """A child that listens at once, and dies when it is told to."""
+
+    exit_code: int | None = None
+    pid = 4711
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
@@ -122,13 +125,67 @@ async def test_who_cannot_tell_whether_it_serves_goes_on_restarting_it(monkeypat
     monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
     told: list[str] = []
     fleet = LocalFleet(replace(spec({}, {}), endpoint=unreadable), told.append)
+    await fleet._launch(fleet._spec.router())
     await fleet._launch(fleet._spec.worker(0, "127.0.0.1:1"))
     async with beside(fleet.supervise(), "supervision"):
-        lives[0].dies.set()
-        await until(lambda: len(told) == 2)
         lives[1].dies.set()
-        await until(lambda: len(lives) == 3)
+        await until(lambda: len(told) == 2)
+        lives[2].dies.set()
+        await until(lambda: len(lives) == 4)
     assert told[1] == "worker-0: started again\n  nobody knows whether it serves: ca.pem: No such file or directory"
+
+
+async def test_a_router_that_hangs_is_told_of_once_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[int | None] = [0, None, None, None, 0, None, None]
+
+    class Fleet(LocalFleet):
+        async def _running_requests(self) -> int | None:
+            return answers.pop(0) if answers else await asyncio.Event().wait()
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        return cast("Child", _Mortal(child))
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(local_fleet, "_LOOK_S", 0.0)
+    monkeypatch.setattr(local_fleet, "_SILENCE_S", 0.0)
+    told: list[str] = []
+    fleet = Fleet(spec({}, {}), told.append)
+    fleet.endpoint = "127.0.0.1:1"
+    router = await fleet._launch(fleet._spec.router())
+    async with beside(fleet.supervise(), "supervision"):
+        await until(lambda: len(told) == 3)
+        await until(lambda: not answers)
+        assert [text.partition("\n")[0] for text in told] == [
+            "router: has said nothing for 0 s",
+            "router: answers again",
+            "router: has said nothing for 0 s",
+        ]
+        assert f"its process, {router.pid}, stopped" in told[0]
+
+
+async def test_a_router_that_is_being_started_again_is_not_said_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    class Fleet(LocalFleet):
+        async def _running_requests(self) -> int | None:
+            nonlocal looks
+            looks += 1
+            return None
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        dead = _Mortal(child)
+        dead.exit_code = -9  # its end is told elsewhere
+        return cast("Child", dead)
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(local_fleet, "_LOOK_S", 0.0)
+    monkeypatch.setattr(local_fleet, "_SILENCE_S", 0.0)
+    told: list[str] = []
+    fleet = Fleet(spec({}, {}), told.append)
+    await fleet._launch(fleet._spec.router())
+    async with beside(fleet.supervise(), "supervision"):
+        await until(lambda: looks >= 3)
+    assert told == []
 
 
 def test_what_a_stopping_fleet_waits_for() -> None:

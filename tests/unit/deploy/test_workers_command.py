@@ -199,6 +199,51 @@ def test_a_watched_fleet_is_a_table_and_then_a_line_for_each_change(radixfleet, 
     ]
 
 
+def test_a_worker_that_was_started_again_is_told_in_one_line(radixfleet, fleet):
+    fake, address = fleet
+    fake.listed = [entry("w1", "a-model", ""), entry("w2", "a-model", "")]
+    again, unnamed, named = (entry("w1", "a-model", "loading") for _ in range(3))
+    again.address, unnamed.address, named.address = "w1:2", "w1:3", "w1:3"
+    unnamed.worker_id = ""
+    fake.updates = [
+        fleet_pb2.FleetUpdate(workers=[again], removed=["w1:1"]),
+        fleet_pb2.FleetUpdate(workers=[unnamed]),
+        fleet_pb2.FleetUpdate(workers=[named], removed=["w1:2"]),
+        fleet_pb2.FleetUpdate(workers=[entry("w3", "a-model", "")], removed=["w2:1"]),
+    ]
+    _, out, _ = radixfleet("workers", "--watch", "--endpoint", address)
+    assert [line.split("  ", 1)[1] for line in out.partition("\n\n")[2].splitlines()] == [
+        "w1: was started again, serving (loading)",
+        "w1:3: new, serving (loading)",
+        "w1: was started again, serving (loading)",
+        "w2: left the fleet",
+        "w3: new, serving",
+    ]
+
+
+def test_of_two_workers_of_one_name_the_other_was_not_started_again(radixfleet, fleet):
+    fake, address = fleet
+    twin = entry("w1", "a-model", "duplicate")
+    twin.address = "w1:2"
+    fake.listed = [entry("w1", "a-model", ""), twin]
+    fake.updates = [fleet_pb2.FleetUpdate(removed=["w1:2"])]
+    _, out, _ = radixfleet("workers", "--watch", "--endpoint", address)
+    assert out.rstrip().endswith("w1: left the fleet")
+
+
+def test_a_router_that_was_started_again_is_told(radixfleet, fleet):
+    fake, address = fleet
+    fake.updates = [
+        fleet_pb2.FleetUpdate(fleet={"uptime_s": 60.0}),
+        fleet_pb2.FleetUpdate(snapshot=True, workers=fake.listed[:1], fleet={"uptime_s": 1.0}),
+    ]
+    _, out, _ = radixfleet("workers", "--watch", "--endpoint", address)
+    assert [line.split("  ", 1)[1] for line in out.partition("\n\n")[2].splitlines()] == [
+        "the router was started again",
+        "w2: left the fleet",
+    ]
+
+
 def test_a_script_that_watches_gets_the_whole_list_in_a_line_each_time(radixfleet, fleet):
     fake, address = fleet
     fake.updates = [fleet_pb2.FleetUpdate(removed=["w2:1"])]

@@ -288,7 +288,9 @@ async def test_cancelling_the_task_ends_the_request_on_the_server():
 async def test_the_deadline_ends_a_silent_call():
     fake = FakeInference([[started(), delta(1), Silence()]])
     async with serving(fake) as address, Client(address) as client:
-        with pytest.raises(DeadlineExceeded, match=r"timeout of 1 s ended the answer after 1 token: .*timeout_s"):
+        with pytest.raises(
+            DeadlineExceeded, match=r"timeout of 1 s ended the answer after 1 token: more time may help"
+        ):
             await client.complete("hello", timeout_s=1.0)
         await asyncio.wait_for(fake.ended.wait(), 60)
     assert fake.outcomes == ["cancelled"]
@@ -324,7 +326,7 @@ async def test_no_try_is_made_after_the_deadline():
 async def test_a_deadline_that_passes_says_which_it_was_and_what_the_server_knows_of_it():
     """A server tells what the request waited for; the timeout is known to the client alone."""
     fake = FakeInference([[DeadlineExceeded("it waited for a worker")]], [DeadlineExceeded("it waited for a worker")])
-    told = r"no answer within the client's timeout of 90 s \(it waited for a worker\): give it more \(timeout_s"
+    told = r"no answer within the client's timeout of 90 s \(it waited for a worker\): more time may help, or"
     async with serving(fake) as address, Client(address, timeout_s=90) as client:
         with pytest.raises(DeadlineExceeded, match=told):
             await client.complete("hello")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import grpc
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from radixfleet.accepted import ACCEPTED
 from radixfleet.channel import listen, make_server
 from radixfleet.client import Client
-from radixfleet.errors import DeadlineExceeded, InternalError, RadixfleetError, Unavailable, UnknownWorker
+from radixfleet.errors import DeadlineExceeded, InternalError, RadixfleetError, Unavailable, UnknownWorker, Unreachable
 from radixfleet.heard import event
+from radixfleet.retry import RetryPolicy
 from radixfleet.types import FinishReason, WorkerStatus
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2, worker_pb2_grpc
 
@@ -70,6 +72,10 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
         self.knows_streams = knows_streams
         self.last_word: RadixfleetError | None = Unavailable("the router stops: watch another one", retry_after_s=1.0)
         """Of a watched fleet. None: it ends without."""
+        self.num_breaks = 0
+        """So many watches break off, without a word of the server's."""
+        self.watches: list[asyncio.Event] | None = None
+        """Not None: each watch says one thing, and nothing more until its event."""
 
     async def Route(self, request, context):
         self.requests.append(request)
@@ -98,6 +104,12 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
     async def WatchFleet(self, request, context):
         other = fleet_pb2.WorkerEntry(address="h:2")
         yield fleet_pb2.FleetUpdate(snapshot=True, workers=[ENTRY, other])
+        if self.watches is not None:
+            self.watches.append(asyncio.Event())
+            await self.watches[-1].wait()
+        if self.num_breaks:
+            self.num_breaks -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Stream removed (Socket closed)")
         other.connected = True
         yield fleet_pb2.FleetUpdate(workers=[other, fleet_pb2.WorkerEntry(address="h:3")], fleet={"policy": "p"})
         yield fleet_pb2.FleetUpdate(removed=["h:1"])
@@ -130,14 +142,14 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer, worker_pb2_grpc.WorkerServicer):
 
 
 @asynccontextmanager
-async def connected(*, knows_streams: bool = True, timeout_s: float | None = None):
+async def connected(*, knows_streams: bool = True, timeout_s: float | None = None, retry: RetryPolicy | None = None):
     fleet = FakeFleet(knows_streams=knows_streams)
     server, _ = await make_server(["radixfleet.v1.Fleet", "radixfleet.v1.Worker"])
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     worker_pb2_grpc.add_WorkerServicer_to_server(fleet, server)
     port = listen(server, "127.0.0.1", 0)
     await server.start()
-    async with Client(f"127.0.0.1:{port}", timeout_s=timeout_s) as client:
+    async with Client(f"127.0.0.1:{port}", timeout_s=timeout_s, retry=retry) as client:
         yield client, fleet
     await server.stop(None)
 
@@ -212,6 +224,32 @@ async def test_a_watched_fleet_is_put_together_of_its_updates_and_ends_with_an_e
     ]
     assert reports[1].fleet.policy == "p"
     assert reports[3].workers == (first,)
+
+
+async def test_a_watch_goes_on_with_the_router_that_is_there_after_one_was_lost():
+    async with connected(retry=RetryPolicy(first_s=0.001)) as (client, fleet):
+        fleet.num_breaks = 2
+        async with aclosing(client.watch_fleet()) as reports:
+            seen = [await anext(reports) for _ in range(4)]
+    addresses = [[worker.address for worker in report.workers] for report in seen]
+    assert addresses == [["h:1", "h:2"]] * 3 + [["h:1", "h:2", "h:3"]]
+
+
+async def test_a_router_that_is_lost_for_good_is_named_and_not_asked_for_tls():
+    async with connected(retry=RetryPolicy(retries=0)) as (client, fleet):
+        fleet.num_breaks = 1
+        with pytest.raises(Unreachable, match=r"^the connection to the router at 127.0.0.1:\d+ was lost: ") as caught:
+            [report async for report in client.watch_fleet()]
+    assert "ocket" not in str(caught.value)
+
+
+async def test_a_router_that_hangs_is_told_and_not_asked_again(monkeypatch):
+    monkeypatch.setattr("radixfleet.watched_fleet.SILENCE_S", 0.2)
+    async with connected() as (client, fleet):
+        fleet.watches = []
+        with pytest.raises(Unavailable, match=r"^the router at 127.0.0.1:\d+ has been silent for 0.2 s"):
+            [report async for report in client.watch_fleet()]
+        assert len(fleet.watches) <= 1  # none: on a machine that takes longer to begin
 
 
 async def test_a_fleet_is_watched_for_longer_than_an_answer_is_awaited():
