@@ -118,6 +118,7 @@ class RadixCacheMachine(RuleBasedStateMachine):
             if adopt:
                 self.adopt(twin)
         for twin in twins:
+            self.exchange(twin)
             self.finish(twin, insert=True)
 
     @rule(sequence=sequences)
@@ -125,6 +126,23 @@ class RadixCacheMachine(RuleBasedStateMachine):
         """No step reads the duplicates any more: the request reads the tree's pages and frees its own."""
         for inserted in sequence.unfreed:
             sequence.adopt(inserted)
+        sequence.unfreed.clear()
+
+    @rule(sequence=sequences)
+    def exchange(self, sequence: Sequence) -> None:
+        """Short of pages, the request gives the tree its duplicates for what nobody else has locked."""
+        others = {key for other in self.running if other is not sequence for key in other.keys(0, other.handle.length)}
+        keys = sequence.keys(0, sequence.handle.length)
+        pages = sequence.pages[: len(keys)]
+        own = {key: page for key, page in zip(keys, pages.tolist(), strict=True) if key not in others}
+        expected = {page for key, page in own.items() if page != self.model[key].number}
+        free = self.allocator.free_pages
+        taken = self.cache.exchange(sequence.handle, pages).tolist()
+        assert set(taken) == expected
+        assert self.allocator.free_pages == free + len(taken)
+        for key, page in own.items():
+            self.model[key].number = page
+        sequence.own -= expected
         sequence.unfreed.clear()
 
     @rule(target=sequences, sequence=consumes(sequences), insert=st.booleans())
@@ -339,7 +357,7 @@ def test_random_walk(kind: type[RadixCacheMachine], seed: int) -> None:
         elif step < 0.965:
             machine.flush()
         elif machine.running:
-            machine.adopt(random.choice(machine.running))
+            random.choice([machine.adopt, machine.exchange])(random.choice(machine.running))
         if random.random() < 0.3:
             machine.report()
         for check in (machine.tree_is_the_model, machine.books_agree, machine.namespaces_are_in_use):

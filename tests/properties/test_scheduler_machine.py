@@ -7,9 +7,11 @@ outcome, no page is lost, and the tokens of each are those of a run that nothing
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -158,6 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if told.ended.reason is None:
                 assert told.ended.code in ("INTERNAL", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
                 assert told.ended.message
+                assert "too small for one request" not in told.ended.message, "it was not refused"
         counters = self.worker.scheduler.counters
         ended = counters.finished_requests + counters.aborted_requests + counters.failed_requests
         assert ended + counters.refused_requests == len(self.worker.told)
@@ -168,6 +171,54 @@ SchedulerMachine.TestCase.settings = settings(
     max_examples=35, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestScheduler = SchedulerMachine.TestCase
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    page_size=st.sampled_from([1, 2, 4, 16]),
+    prompt_tokens=st.integers(1, 40),
+    max_new_tokens=st.integers(1, 20),
+    spare_pages=st.integers(0, 4),
+    num_children=st.integers(1, 4),
+    strangers=st.lists(st.sampled_from([None, 1]), max_size=2),
+    max_running=st.integers(1, 6),
+    chunk=st.sampled_from([1, 3, 16, 64]),
+    order=st.sampled_from(["fcfs", "lpm", "priority"]),
+    in_flight=st.integers(1, 2),
+    shared_prefix_tokens=st.sampled_from([2, 64]),
+    learned=st.booleans(),
+)
+def test_completions_each_of_which_fits_alone_all_come_to_their_length(
+    page_size: int,
+    prompt_tokens: int,
+    max_new_tokens: int,
+    spare_pages: int,
+    num_children: int,
+    strangers: list[int | None],
+    learned: bool,
+    in_flight: int,
+    **sizes: Any,
+) -> None:
+    """In a pool for one of them, or hardly more, beside others with the same prompt, some told of its tokens.
+
+    What each holds twice for a while, its own copy and the cache's, never keeps it from its end.
+    """
+    num_pages = -(-(prompt_tokens + max_new_tokens) // page_size) + spare_pages
+    worker = SimWorker(num_pages=num_pages, page_size=page_size, vocab_size=_VOCAB, **sizes)
+    if learned:
+        for _ in range(60):
+            worker.scheduler._admission.growth_share.ended(0.0)
+    prompt = _SHARED[:prompt_tokens]
+    children = tuple(Child(uid, seed=uid) for uid in range(2, num_children + 2))
+    worker.submit(make_submit(1, prompt, max_new_tokens, temperature=1.0, seed=1, children=children))
+    for uid, prompt_logprobs in enumerate(strangers, num_children + 2):
+        worker.submit(make_submit(uid, prompt, max_new_tokens, prompt_logprobs=prompt_logprobs))
+    worker.run(in_flight=in_flight)
+    worker.assert_idle()
+    for uid, told in worker.told.items():
+        assert told.ended.reason is FinishReason.LENGTH, told.ended.message
+        worker.assert_tokens(uid)
+
 
 _LONG_STEPS = 1_700
 """Of each of six runs: more than 10,000 steps together, with all books checked after every one of them."""

@@ -30,7 +30,8 @@ Who has a page:
 Duplicates. Two requests may compute the same tokens at the same time. The tree keeps the pages that came first; those
 of the second stay that request's own and are named, once, in `Inserted.duplicate_pages`. They are not freed here,
 because a step in flight may still read them. The request may go on reading them and free them at its end, or switch to
-`Inserted.pages` and free them as soon as no launched step reads them.
+`Inserted.pages` and free them as soon as no launched step reads them. Or, where nobody else has the tree's pages
+locked, `exchange` gives the tree the request's in their place.
 
 Flush drops all that no handle covers. What is locked stays and can be matched: its KV is as valid as before (new
 weights mean a new engine with a new cache). It becomes evictable when it is unlocked.
@@ -192,6 +193,29 @@ class RadixCache:
         handle.move(node)
         duplicates = NO_PAGES if tree_pages is own_pages else own_pages[own_pages != tree_pages]
         return Inserted(start, tree_pages, duplicates)
+
+    def exchange(self, handle: Handle, pages: Int32Array) -> Int32Array:
+        """Where nobody but `handle` locks a page of its prefix, the tree has the caller's page in place of its own.
+
+        `pages` [handle.length / page_size]: those that the caller reads its prefix from, the tree's and its duplicates.
+        Returns the duplicates that the tree took over. What it had there is free: without another lock, nobody reads
+        it. O(handle.length).
+        """
+        if len(pages) * self.page_size != handle.length:
+            raise PageError(f"{len(pages)} pages do not hold {handle.length} tokens")
+        taken, freed = [NO_PAGES], [NO_PAGES]
+        node = handle.node
+        # Locks grow in number towards the root.
+        while node.parent is not None and node.locks == 1:
+            own_pages = pages[node.start // self.page_size : node.end // self.page_size]
+            differs = own_pages != node.pages
+            if differs.any():
+                taken.append(own_pages[differs])
+                freed.append(node.pages[differs])
+                node.pages = own_pages.copy()
+            node = node.parent
+        self._allocator.free(np.concatenate(freed))
+        return np.concatenate(taken)
 
     def unlock(self, handle: Handle) -> None:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""

@@ -5,10 +5,11 @@
     duplicates  own pages of positions before handle.length that the cache holds another copy of
 
 A request's row of `ReqToTokenPool` is written once for each position and never changed: a runner learns slots from
-plans alone. So where two requests computed the same tokens at once, the second reads its own copy (`duplicates`) to
-its end, at the price of those pages until then. Pages pass from the request to the cache by `keep`, as soon as their
-KV is known to be there and not at launch: a launched step can still fail, and then nobody may find what it should
-have written.
+plans alone. So whoever computes what the cache gets from another, or has already (the last page of a prompt that is
+cached whole, all of one whose log probabilities are asked for), reads its own copy (`duplicates`) to its end, at the
+price of those pages until then; or, where it needs a page and has the pool to itself, until `exchange_duplicates`.
+Pages pass from the request to the cache by `keep`, as soon as their KV is known to be there and not at launch: a
+launched step can still fail, and then nobody may find what it should have written.
 
 Taking is all or nothing: `open` and `grow` change nothing when there are too few pages. What is taken comes from the
 free list, then from evictable prefixes. `open` only promises pages, and `provide` takes those of all that were opened
@@ -120,6 +121,15 @@ class Holdings:
         if len(inserted.duplicate_pages):
             holding.duplicates.append(inserted.duplicate_pages)
         self.rows.own_pages[holding.row] -= len(inserted.pages) - len(inserted.duplicate_pages)
+
+    def exchange_duplicates(self, holding: Holding) -> None:
+        """The cache's copies that nobody else holds are freed, and it has the request's in their place."""
+        if not holding.duplicates:
+            return
+        pages = self.table.pages_between(holding.row, 0, holding.handle.length // self.page_size)
+        taken = self.cache.exchange(holding.handle, pages)
+        holding.duplicates = [np.setdiff1d(np.concatenate(holding.duplicates), taken)]
+        self.rows.own_pages[holding.row] -= len(taken)
 
     def release(self, holding: Holding) -> None:
         """Give everything back. No launched step may read or write any of it any more."""

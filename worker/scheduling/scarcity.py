@@ -2,7 +2,8 @@
 
 Where pages are short for the running requests' next tokens, cached prefixes are evicted, then the requests admitted
 last are retracted; as long as those have steps in flight, a request that finds no page skips a step. The oldest is
-never retracted, so it gets on whatever happens, and so in turn does each.
+never retracted, so it gets on whatever happens, and so in turn does each. What it may find missing when it is alone are
+the cache's copies of tokens that it computed a second time: they are freed.
 
 With preemption, one running request of lower priority, the lowest and newest, is retracted for the next in the queue
 that found no row or no room. One at a time, and each comes back after the one that it left for, so nothing is retracted
@@ -50,12 +51,15 @@ class Scarcity:
         `may_settle`: steps are in flight, and pages may come of them.
         """
         needy = self._make_room(needy)
+        if needy and not self._holdings.available_pages and not may_settle:
+            # Alone, with nothing left to evict and nothing to wait for: all that the pool holds beside it are copies.
+            self._holdings.exchange_duplicates(needy[0].held)
         num_granted = min(len(needy), self._holdings.available_pages)
         granted = self._holdings.grow(np.array([request.held.row for request in needy[:num_granted]], dtype=np.int64))
         assert granted, "pages that are available can be had"
         stalled = needy[num_granted:]
         if stalled and not may_settle and not num_granted:
-            # Alone, with nothing left to evict and nothing to wait for: it is never going to fit.
+            # It is never going to fit.
             self._lifecycle.fail_outgrown(stalled.pop())
         self._counters.stalled_decodes += len(stalled)
         skipped = set(stalled)

@@ -103,6 +103,27 @@ class TestInsert:
         assert pool.allocator.free_pages + 3 == pool.allocator.total_pages
         second.end()
 
+    def test_the_tree_takes_duplicates_for_pages_that_nobody_else_locks(self, pool: Pool) -> None:
+        first, second, third = pool.sequence(range(12)), pool.sequence(range(12)), pool.sequence(range(8))
+        for sequence in (first, second, third):
+            assert sequence.compute()
+        for sequence in (first, third, second):
+            sequence.insert()
+        first.end()
+        free = pool.allocator.free_pages
+        assert pool.cache.exchange(second.handle, second.pages).tolist() == second.pages[2:].tolist()
+        assert pool.allocator.free_pages == free + 1
+        third.end()
+        assert pool.cache.exchange(second.handle, second.pages).tolist() == second.pages[:2].tolist()
+        assert pool.cache.exchange(second.handle, second.pages).tolist() == []
+        assert pool.cache.match(NAMESPACE, second.tokens).pages.tolist() == second.pages.tolist()
+        second.own.clear()
+        pool.check()
+        with pytest.raises(PageError, match="2 pages do not hold 12 tokens"):
+            pool.cache.exchange(second.handle, second.pages[:2])
+        second.end()
+        assert pool.allocator.free_pages + 3 == pool.allocator.total_pages
+
     def test_a_duplicate_inside_a_longer_run_splits_it(self, pool: Pool) -> None:
         first, second = pool.sequence(range(32)), pool.sequence(range(8))
         assert first.compute()

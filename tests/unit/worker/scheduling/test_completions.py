@@ -57,6 +57,35 @@ def test_children_that_wait_keep_nobody_out_of_the_queues_window() -> None:
     worker.assert_idle()
 
 
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("num_children", [0, 1, 3])
+def test_completions_that_fit_one_at_a_time_run_one_after_another(num_children: int, in_flight: int) -> None:
+    """The prompt ends with a page: each child computes that page again, and there is no room for both copies of it."""
+    worker = SimWorker(page_size=16, num_pages=32, chunk=256)
+    prompt = np.arange(400) % 50
+    children = tuple(Child(uid, seed=uid) for uid in range(2, num_children + 2))
+    for first in (1, 101):
+        named = tuple(Child(child.uid + first, child.seed) for child in children)
+        worker.submit(make_submit(first, prompt, 100, temperature=1.0, seed=1, children=named))
+        worker.run(in_flight=in_flight)
+    worker.assert_idle()
+    for uid, told in worker.told.items():
+        assert told.ended.reason is FinishReason.LENGTH, told.ended.message
+        worker.assert_tokens(uid)
+
+
+def test_a_cached_prompt_can_be_told_of_in_a_pool_that_holds_it_once() -> None:
+    """Log probabilities of a prompt have it computed whole, beside the copy that the cache has of it."""
+    worker = SimWorker(page_size=4, num_pages=12, chunk=16)
+    worker.submit(make_submit(1, PROMPT, 8))
+    worker.run(in_flight=2)
+    worker.submit(make_submit(2, PROMPT, 8, prompt_logprobs=1))
+    worker.run(in_flight=2)
+    worker.assert_idle()
+    assert worker.told[2].ended.reason is FinishReason.LENGTH, worker.told[2].ended.message
+    worker.assert_tokens(2)
+
+
 def test_children_of_one_that_is_aborted_go_on_without_it() -> None:
     worker = SimWorker(page_size=4, chunk=16)
     worker.submit(group(2))

@@ -74,6 +74,26 @@ def test_a_second_copy_stays_its_own_until_release() -> None:
     assert holdings.cache.total_pages == 3
 
 
+def test_copies_that_nobody_else_holds_are_exchanged() -> None:
+    """The cache has the request's pages from then on, and its row is as before: runners know it."""
+    holdings = make_holdings()
+    first, second = opened(holdings, TOKENS[:14]), opened(holdings, TOKENS[:14])
+    row_before = holdings.table.slots(second.row, 0, 14).tolist()
+    holdings.keep(first, TOKENS[:12])
+    holdings.keep(second, TOKENS[:12])
+    holdings.exchange_duplicates(second)
+    assert holdings.num_own_pages(second) == 4, "the first reads the cache's"
+    holdings.release(first)
+    assert holdings.used_pages == 7
+    holdings.exchange_duplicates(second)
+    assert (holdings.used_pages, holdings.num_own_pages(second), len(holdings.own_pages(second))) == (4, 1, 1)
+    assert holdings.table.slots(second.row, 0, 14).tolist() == row_before
+    assert holdings.cache.match(("m",), TOKENS[:12]).pages.tolist() == [slot // 4 for slot in row_before[:12:4]]
+    holdings.cache.check()
+    holdings.release(second)
+    assert holdings.used_pages == 0
+
+
 def test_growing_gives_each_a_page_or_nobody() -> None:
     """Behaviour 12."""
     holdings = make_holdings(num_pages=7)
