@@ -39,6 +39,8 @@ _TIMEOUT_S = 120.0
 _TURN_EVERY_S = 0.1
 _SCRATCH = "build-"
 _INSTALL = "install a C compiler (gcc or clang)"
+_CHANGE_CC = "set CC to a C compiler that works, or unset it"
+_SET_CC = "set CC to a C compiler that works"
 
 
 class KernelsUnavailable(Exception):
@@ -54,7 +56,7 @@ def find_compiler() -> list[str] | None:
     try:
         chosen = shlex.split(os.environ.get("CC", ""))
     except ValueError as error:
-        raise KernelsUnavailable(f"$CC is not a command: {error}", "set CC to a C compiler, or unset it") from error
+        raise KernelsUnavailable(f"$CC is not a command: {error}", _CHANGE_CC) from error
     if chosen:
         return chosen
     return next(([path] for name in _COMPILERS if (path := shutil.which(name))), None)
@@ -83,6 +85,10 @@ def load_compiled(load: Callable[[Path], T]) -> T:
         raise _of_no_use(error) from error
 
 
+def _does_not_work(why: str) -> KernelsUnavailable:
+    return KernelsUnavailable(why, _CHANGE_CC if os.environ.get("CC", "").strip() else _SET_CC)
+
+
 def _of_no_use(error: OSError) -> KernelsUnavailable:
     return KernelsUnavailable(
         f"the compiled kernels cannot be loaded: {error}",
@@ -91,10 +97,13 @@ def _of_no_use(error: OSError) -> KernelsUnavailable:
 
 
 def _own_cache() -> Path:
-    """The user's cache. Raises OSError where it is none: whoever else can write there could plant code."""
-    base = os.environ.get("XDG_CACHE_HOME")
+    """The user's cache. Raises OSError where it is none: whoever else can write there could plant code.
+
+    $XDG_CACHE_HOME counts where it is absolute: the XDG Base Directory Specification has relative paths ignored.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        directory = (Path(base) if base else Path.home() / ".cache") / "radixfleet"
+        directory = (base if base.is_absolute() else Path.home() / ".cache") / "radixfleet"
     except RuntimeError as error:  # a user without a home
         raise OSError(str(error)) from error
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,6 +219,8 @@ def _compile(command: list[str], target: Path) -> None:
     _log.info("compiling the kernels in C with %s, which takes some seconds, once for this machine", command[0])
     sources = [str(path) for path in sorted(_SOURCES.glob("*.c"))]
     _output([*command, "-shared", *sources, "-lm", "-o", str(target)])
+    if not target.is_file():
+        raise _does_not_work(f"{command[0]} reported success, but wrote no library")
 
 
 def _output(command: list[str]) -> bytes:
@@ -217,7 +228,7 @@ def _output(command: list[str]) -> bytes:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         said = next((line for line in lines if "error" in line), lines[0])
-        raise KernelsUnavailable(f"{command[0]} failed: {said}", "set CC to a C compiler that works here")
+        raise _does_not_work(f"{command[0]} failed: {said}")
     return done.stdout
 
 
@@ -237,7 +248,7 @@ def _finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
     except subprocess.TimeoutExpired as error:
-        raise KernelsUnavailable(f"{command[0]} did not end within {_TIMEOUT_S:.0f} s", _INSTALL) from error
+        raise _does_not_work(f"{command[0]} did not end within {_TIMEOUT_S:.0f} s") from error
     except OSError as error:
-        raise KernelsUnavailable(f"{command[0]} does not work: {error}", _INSTALL) from error
+        raise _does_not_work(f"{command[0]} does not work: {error}") from error
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

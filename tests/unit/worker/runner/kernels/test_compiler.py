@@ -122,6 +122,20 @@ def test_without_a_place_to_keep_it_every_start_compiles(
     assert "every start compiles them" in caplog.text
 
 
+@pytest.mark.parametrize("relative", ["relative/dir", ".", "~/cache"])
+def test_a_relative_cache_is_ignored(
+    compiler: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: str
+) -> None:
+    """As the XDG Base Directory Specification has it: else every folder that a worker starts in would get its own."""
+    compiler('echo end > "$2"')
+    monkeypatch.setenv("XDG_CACHE_HOME", relative)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "started-in").mkdir()
+    monkeypatch.chdir(tmp_path / "started-in")
+    assert load_compiled(lambda library: library.parent) == tmp_path / "home" / ".cache" / "radixfleet"
+    assert list(Path().iterdir()) == []
+
+
 def test_a_user_without_a_home_has_kernels(
     compiler: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,6 +280,25 @@ def test_a_compiler_that_fails_is_named_with_its_message(
         load_compiled(text_of)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ("/nonexistent", "does not work"),
+        ("/", "does not work"),
+        ("false", "failed"),
+        ("true", "reported success, but wrote no library"),
+    ],
+)
+def test_a_wrong_cc_is_to_be_changed_and_nothing_to_be_installed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, why: str
+) -> None:
+    monkeypatch.setenv("CC", wrong)
+    with pytest.raises(KernelsUnavailable, match=why) as caught:
+        load_compiled(text_of)
+    assert caught.value.advice == "set CC to a C compiler that works, or unset it"
+    assert [path.name for path in cache.glob("*") if path.name != "kernels.lock"] == []
+
+
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
     compiler: Callable[[str], None], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,8 +306,9 @@ def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
     os.mkfifo(gate)
     compiler(f"cat {gate} & echo $! > {pid}; wait")
     monkeypatch.setattr(kernel_compiler, "_TIMEOUT_S", 1.0)
-    with pytest.raises(KernelsUnavailable, match="did not end within 1 s"):
+    with pytest.raises(KernelsUnavailable, match="did not end within 1 s") as caught:
         load_compiled(text_of)
+    assert caught.value.advice == "set CC to a C compiler that works, or unset it"
     wait_until(lambda: not runs(pid))
     assert libraries(cache) == []
 
