@@ -57,6 +57,8 @@ class EngineSpeaker:
         self._timeout_s = timeout_s
         self._started_s: tuple[float, float] | None = None
         """Between these times of our clock the engine started."""
+        self._was_lost = False
+        """Since it was last asked what it is."""
         self._incarnation = 0
         self._spec_json = b""
         self._tokenizer: Tokenizer | None = None
@@ -131,7 +133,7 @@ class EngineSpeaker:
         sequence, told_generation = 0, 0
         try:
             while True:
-                healthy, load = await self._poll(events.load)
+                healthy, load = await self._poll(events)
                 ends_at_s = self._clock.now() + POLL_S
                 while (left_s := ends_at_s - self._clock.now()) > 0:
                     changed.clear()
@@ -151,6 +153,9 @@ class EngineSpeaker:
                         async with asyncio.timeout(max(0.0, ends_at_s - self._clock.now())):
                             await changed.wait()
                     load = _load(events.load, self._capacity.kv_tokens) if events.load is not None else load
+        except (grpc.aio.AioRpcError, Unreachable):
+            self._was_lost = True
+            raise
         finally:
             following.cancel()
             with suppress(asyncio.CancelledError):
@@ -246,7 +251,9 @@ class EngineSpeaker:
 
     def _take_start(self, server: Any, asked_s: float) -> None:
         """Engines have no incarnations: another start is another one."""
-        if self._is_same_start(server, asked_s):
+        is_same = self._is_same_start(server, asked_s)
+        self._was_lost = False
+        if is_same:
             return
         self._started_s = self._reckoned(server, asked_s)
         self._incarnation = secrets.randbits(63) + 1
@@ -256,6 +263,8 @@ class EngineSpeaker:
         """An answer that was long on its way says little of when it was given, but never that of another start."""
         if self._started_s is None:
             return False
+        if not _tells_start(server):
+            return not self._was_lost
         known, reckoned = self._started_s, self._reckoned(server, asked_s)
         if reckoned[0] > known[1] + _SAME_START_S or reckoned[1] < known[0] - _SAME_START_S:
             return False
@@ -267,8 +276,8 @@ class EngineSpeaker:
         """The uptime was read between the question, at `asked_s`, and now."""
         return asked_s - server.uptime_seconds, self._clock.now() - server.uptime_seconds
 
-    async def _poll(self, told: Any) -> tuple[bool, worker_pb2.Load]:
-        """Health and load now. `told`: the last load record, which spares the question.
+    async def _poll(self, events: KvEvents) -> tuple[bool, worker_pb2.Load]:
+        """Health and load now. A load record among the events spares the question.
 
         Raises Unreachable for an engine that started again between two polls, which no connection need have shown.
         """
@@ -277,9 +286,11 @@ class EngineSpeaker:
         server = await self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=self._timeout_s)
         if not self._is_same_start(server, asked_s):
             raise Unreachable("the engine started again")
+        if events.was_cut and not _tells_start(server):
+            raise Unreachable("its KV events were cut: it may have started again")
         healthy = await self._is_healthy()
-        if told is not None:
-            return healthy, _load(told, self._capacity.kv_tokens)
+        if events.load is not None:
+            return healthy, _load(events.load, self._capacity.kv_tokens)
         return healthy, _polled_load(await self._loads())
 
     async def _is_healthy(self) -> bool:
@@ -308,6 +319,14 @@ class EngineSpeaker:
             load=load,
             capacity=self._capacity if self._capacity.kv_tokens else None,
         )
+
+
+def _tells_start(server: Any) -> bool:
+    """SGLang's servers say how long they are up; vLLM's leave it 0, however long that is.
+
+    One that leaves it is taken for another when it was lost: no connection, or its events were cut.
+    """
+    return bool(server.uptime_seconds)
 
 
 def _load(record: Any, kv_tokens: int) -> worker_pb2.Load:

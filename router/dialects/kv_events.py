@@ -52,6 +52,8 @@ class KvEvents:
         """Counts how often it became complete: each time calls for a digest."""
         self.load: Any = None
         """The last EngineLoad that came."""
+        self.was_cut = False
+        """The stream broke, as it does when the engine dies."""
         self._cursor: int | None = None
         """Number of the last batch; None before the first."""
         self._seeds: dict[tuple[str, str], BlockHash] = {}
@@ -81,6 +83,8 @@ class KvEvents:
                     return
                 if error.code() is grpc.StatusCode.OUT_OF_RANGE:
                     self._distrust("it has forgotten where we were")
+                else:
+                    self.was_cut = True
             finally:
                 call.cancel()
             await asyncio.sleep(_PAUSE_S)

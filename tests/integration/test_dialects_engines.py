@@ -312,6 +312,24 @@ async def test_an_answer_that_comes_late_is_not_of_another_start(make: Callable[
         await until(lambda: fleet.state(engine).incarnation != incarnation)
 
 
+async def test_an_engine_that_does_not_say_how_long_it_is_up_has_not_started_again(
+    make: Callable[..., ForeignEngine],
+) -> None:
+    """vLLM's servicer leaves its uptime 0: time that passes between two questions is no other start."""
+    clock = LeapingClock()
+    engine = make(now=clock.now)
+    async with behind_router(engine, clock=clock) as fleet:
+        engine.store(PROMPT)
+        await fleet.until_matched(engine, PROMPT, 192)
+        incarnation = fleet.state(engine).incarnation
+        for _ in range(3):
+            asked = engine.uptimes_asked
+            clock.leapt_s += 2.5
+            await until(lambda asked=asked: engine.uptimes_asked > asked + 1, "it was asked once more")
+        assert fleet.state(engine).incarnation == incarnation
+        assert engine.subscriptions == [0], "it was never lost"
+
+
 async def test_load_records_count_as_load(make: Callable[..., ForeignEngine]) -> None:
     engine = make()
     async with behind_router(engine) as fleet:
