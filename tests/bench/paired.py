@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean
+
+from deploy.lab.repetition import paired
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +30,8 @@ def table(found: Mapping[str, Sequence[Rates]]) -> str:
 def _line(name: str, rates: Sequence[Rates], first: Sequence[Rates]) -> str:
     hits = waits = ""
     if rates is not first:
-        pairs = list(zip(rates, first, strict=True))
-        hits = _share([now.hit_rate / max(1e-9, one.hit_rate) for now, one in pairs])
-        waits = _share([now.ttft_s / max(1e-9, one.ttft_s) for now, one in pairs])
+        hits = _difference([each.hit_rate for each in rates], [each.hit_rate for each in first])
+        waits = _difference([each.ttft_s for each in rates], [each.ttft_s for each in first])
     return (
         f"{name:>18}  hit rate {mean(each.hit_rate for each in rates):.3f} {hits:>14}  "
         f"mean TTFT {mean(each.ttft_s for each in rates):.3f} s {waits:>14}  "
@@ -39,7 +40,7 @@ def _line(name: str, rates: Sequence[Rates], first: Sequence[Rates]) -> str:
     )
 
 
-def _share(ratios: Sequence[float]) -> str:
-    """By how much they are off 1, with the standard error of the mean."""
-    error = f" ± {100 * stdev(ratios) / len(ratios) ** 0.5:.1f}" if len(ratios) > 1 else ""
-    return f"{100 * (mean(ratios) - 1):+.1f}{error} %"
+def _difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """By how much the ratios, seed by seed, are off 1, with the standard error of the mean."""
+    ratio, error = paired(ours, theirs)
+    return f"{100 * (ratio - 1):+.1f}" + (f" ± {100 * error:.1f} %" if len(ours) > 1 else " %")
