@@ -250,5 +250,5 @@ def _finished(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     except subprocess.TimeoutExpired as error:
         raise _does_not_work(f"{command[0]} did not end within {_TIMEOUT_S:.0f} s") from error
     except OSError as error:
-        raise _does_not_work(f"{command[0]} does not work: {error}") from error
+        raise _does_not_work(f"{command[0]} does not work: {error.strerror or error}") from error
     return subprocess.CompletedProcess(command, process.returncode, output, errors)

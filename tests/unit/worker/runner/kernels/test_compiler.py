@@ -283,8 +283,8 @@ def test_a_compiler_that_fails_is_named_with_its_message(
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ("/nonexistent", "does not work"),
-        ("/", "does not work"),
+        ("/nonexistent", "/nonexistent does not work: No such file or directory$"),
+        ("/", "/ does not work: Permission denied$"),
         ("false", "failed"),
         ("true", "reported success, but wrote no library"),
     ],
