@@ -26,7 +26,7 @@ def contestants_table(contestants: Sequence[Contestant]) -> Table:
 def workload_table(questions: Questions, rows: Sequence[Figures]) -> Table:
     """A row a contestant."""
     table = Table(title=questions.text, title_justify="left", box=None, pad_edge=False)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for column in _COLUMNS:
         table.add_column(column, justify="right")
     for row in rows:
