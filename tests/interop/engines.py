@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deploy.bench.peers import environments
@@ -26,7 +27,7 @@ def environment(folder: Path, *steps: Sequence[str]) -> Path:
 def process(
     command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block; what it prints goes to `log`."""
+    """A process that ends with the block, and what it started too; what it prints goes to `log`."""
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
@@ -34,6 +35,7 @@ def process(
             stderr=output,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})},
+            start_new_session=True,
         )
     try:
         yield child
@@ -44,6 +46,8 @@ def process(
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def worker_command(model: str, port: int, worker_id: str, *options: str) -> list[str]:
