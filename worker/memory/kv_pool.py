@@ -13,8 +13,26 @@ costs nothing until it fills), so slots hold garbage before their first write.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlace:
+    """Where K and V of a step's tokens are kept, of one layer."""
+
+    keys: Tensor
+    """The layer's pool, [num_slots, num_kv_heads, head_dim]; `values` alike."""
+    values: Tensor
+    slots: Tensor
+    """int64 [num_tokens]"""
+
+    def write(self, k: Tensor, v: Tensor) -> None:
+        """Stores K and V, [num_tokens, num_kv_heads, head_dim] each."""
+        self.keys.index_copy_(0, self.slots, k)
+        self.values.index_copy_(0, self.slots, v)
 
 
 class TokenToKVPool:
@@ -49,7 +67,6 @@ class TokenToKVPool:
         for tensor in (*self.keys, *self.values):
             tensor[: self.page_size].zero_()
 
-    def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Stores K and V [num_tokens, num_kv_heads, head_dim] of one layer; `slots` is int64 [num_tokens]."""
-        self.keys[layer].index_copy_(0, slots, k)
-        self.values[layer].index_copy_(0, slots, v)
+    def place(self, layer: int, slots: Tensor) -> KvPlace:
+        """Where a layer's K and V of the tokens at `slots`, int64 [num_tokens], are kept."""
+        return KvPlace(self.keys[layer], self.values[layer], slots)

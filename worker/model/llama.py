@@ -5,13 +5,13 @@
                 hidden += down(silu(gate) * up)                        gate, up: another
     logits = head(norm(hidden[output_rows]))                                   float32
 
-The model keeps no state between calls and knows neither sequences nor the KV cache: whoever calls it passes an
-`Attention`, which stores the new keys and values and attends over the right ones.
+What is neither linear nor attention is done by `LayerOps`, which compute it each in one go where the device has kernels
+for that. The model keeps no state between calls and knows neither sequences nor the KV cache: whoever calls it passes
+an `Attention`, which says where the new keys and values are kept and attends over the right ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,20 +20,26 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from worker.memory.kv_pool import KvPlace
 from worker.model.configuration import ModelConfig
+from worker.model.layer_ops import HeadNorms, LayerOps, torch_ops
 from worker.model.linear import Linear
-from worker.model.rotary import RotaryEmbedding, rotate
+from worker.model.rotary import RotaryEmbedding
 
 _FEW_LOGITS = 1 << 21
 """Above, several threads are faster in any case: one takes a millisecond for so many."""
 
 
 class Attention(Protocol):
-    """What a layer asks for: keep K and V of the batch's tokens and attend with its queries."""
+    """What a layer asks for: a place for K and V of the batch's tokens, then to attend with its queries."""
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim] ->
-        [num_tokens, num_heads * head_dim]. Each token attends to itself and all before it in its sequence.
+    def place(self, layer: int) -> KvPlace:
+        """Where the layer writes K and V of all tokens before it attends."""
+        ...
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
+        """q [num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]. Each token attends to itself and
+        all before it in its sequence.
         """
         ...
 
@@ -73,12 +79,13 @@ class LlamaModel:
         config: ModelConfig,
         weights: ModelWeights,
         rotary: RotaryEmbedding,
-        silu: Callable[[Tensor], Tensor] = functional.silu,
+        ops: LayerOps | None = None,
     ) -> None:
+        """`ops`: None: those of torch."""
         self.config = config
         self.weights = weights
         self._rotary = rotary
-        self._silu = silu
+        self._ops = ops or torch_ops()
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +100,7 @@ class LlamaModel:
     def first_layers(self, num_layers: int) -> LlamaModel:
         """The same weights with only the first layers: to measure what a layer takes."""
         weights = replace(self.weights, layers=self.weights.layers[:num_layers])
-        return LlamaModel(self.config, weights, self._rotary, self._silu)
+        return LlamaModel(self.config, weights, self._rotary, self._ops)
 
     @torch.inference_mode()
     def forward(self, input_ids: Tensor, positions: Tensor, attention: Attention, output_rows: Tensor) -> Tensor:
@@ -107,40 +114,35 @@ class LlamaModel:
     def hidden(self, input_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """What the layers make of the batch: [num_tokens, hidden_size], not normalized yet."""
         hidden = functional.embedding(input_ids, self.weights.embedding)
+        added: Tensor | None = None  # what the last part of a layer gave: it is added where the next norm reads it
         factors = self._rotary.at(positions)
         for index, layer in enumerate(self.weights.layers):
-            hidden = hidden + self._attend(index, layer, self._norm(hidden, layer.attention_norm), factors, attention)
-            hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
-        return hidden
+            hidden, normed = self._add_and_norm(hidden, added, layer.attention_norm)
+            added = self._attend(index, layer, normed, factors, attention)
+            hidden, normed = self._add_and_norm(hidden, added, layer.mlp_norm)
+            added = layer.down(self._ops.gate(layer.gate_up(normed)))
+        return hidden if added is None else hidden + added
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, output_rows: Tensor) -> Tensor:
         """Logits float32 [len(output_rows), vocab_size] of some tokens of the batch, from what `hidden` returned."""
         if not len(output_rows):
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-        rows = self._norm(hidden.index_select(0, output_rows), self.weights.norm)
-        return _float32(self.weights.head(rows))
+        _, normed = self._add_and_norm(hidden.index_select(0, output_rows), None, self.weights.norm)
+        return _float32(self.weights.head(normed))
 
     def _attend(
         self, index: int, layer: LayerWeights, normed: Tensor, factors: tuple[Tensor, Tensor], attention: Attention
     ) -> Tensor:
-        config = self.config
-        heads = layer.qkv(normed).view(len(normed), -1, config.head_dim)
-        num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
-        rotated, v = heads[:, :num_rotated], heads[:, num_rotated:]
+        heads = layer.qkv(normed).view(len(normed), -1, self.config.head_dim)
+        norms = None
         if layer.query_norm is not None and layer.key_norm is not None:
-            q, k = rotated[:, :num_heads], rotated[:, num_heads:]
-            rotated = torch.cat((self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)), dim=1)
-        rotated = rotate(rotated, factors)  # q and k lie side by side and are rotated in one go
-        q, k = rotated[:, :num_heads], rotated[:, num_heads:]
-        return layer.output(attention(index, q, k, v))
+            norms = HeadNorms(layer.query_norm, layer.key_norm, self.config.rms_norm_eps)
+        q = self._ops.rotate_and_keep(heads, factors, norms, attention.place(index))
+        return layer.output(attention(index, q))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
-
-    def _mlp(self, layer: LayerWeights, normed: Tensor) -> Tensor:
-        gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-        return layer.down(self._silu(gate).mul_(up))
+    def _add_and_norm(self, hidden: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self._ops.add_and_norm(hidden, added, weight, self.config.rms_norm_eps)
 
 
 def _float32(logits: Tensor) -> Tensor:

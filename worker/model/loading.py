@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from worker.model.checkpoint import Checkpoint, GgufCheckpoint, SafetensorsCheckpoint
 from worker.model.configuration import ModelConfig, config_from_directory, config_from_gguf
 from worker.model.errors import BrokenModel, UnsupportedModel
 from worker.model.gguf_file import GgufFile
+from worker.model.layer_ops import LayerOps
 from worker.model.linear import Linear, LinearBackend
 from worker.model.llama import LayerWeights, LlamaModel, ModelWeights
 from worker.model.rotary import RotaryEmbedding, inverse_frequencies
@@ -32,12 +32,13 @@ def load_model(
     dtype: torch.dtype,
     linear_backend: LinearBackend,
     max_context: int | None = None,
-    silu: Callable[[Tensor], Tensor] = functional.silu,
+    ops: LayerOps | None = None,
     progress: Progress = lambda _done, _total: None,
 ) -> LlamaModel:
     """Loads a Hugging Face directory or a GGUF file.
 
-    `max_context` bounds the positions that can be computed (None: all that the model was made for). Raises ModelError.
+    `max_context` bounds the positions that can be computed (None: all that the model was made for). `ops`: see
+    `LlamaModel`. Raises ModelError.
     """
     config, checkpoint = _open(path)
     loader = _Loader(config, checkpoint, device, dtype, linear_backend)
@@ -45,7 +46,7 @@ def load_model(
     frequencies = inverse_frequencies(config) / loader.frequency_divisors()
     loader.refuse_leftovers(path)
     rotary = RotaryEmbedding(frequencies, max_context or config.max_context_tokens, dtype, device)
-    return LlamaModel(config, weights, rotary, silu)
+    return LlamaModel(config, weights, rotary, ops)
 
 
 def _open(path: Path) -> tuple[ModelConfig, Checkpoint]:

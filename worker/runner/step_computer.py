@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.core.step import StepPlan
-from worker.memory.kv_pool import TokenToKVPool
+from worker.memory.kv_pool import KvPlace, TokenToKVPool
 from worker.memory.transfers import upload, upload_indices
 from worker.model.llama import LlamaModel
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, RecordableAttention
@@ -27,15 +27,17 @@ from worker.runner.step_sampler import Drawn, Sampled, StepSampler
 
 
 class _PagedAttention:
-    """The model's view of a step's KV: written first, then attended over."""
+    """Implements `worker.model.llama.Attention` for a step, over its slots of the KV pool."""
 
     def __init__(self, pool: TokenToKVPool, backend: AttentionBackend, slots: Tensor) -> None:
         self._pool = pool
         self._backend = backend
         self._slots = slots
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._pool.write(layer, self._slots, k, v)
+    def place(self, layer: int) -> KvPlace:
+        return self._pool.place(layer, self._slots)
+
+    def __call__(self, layer: int, q: Tensor) -> Tensor:
         return self._backend.attend(q, self._pool.keys[layer], self._pool.values[layer])
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import structlog
 import torch
-import torch.nn.functional as functional
 
 from radixfleet.clock import Clock
 from radixfleet.types import Capacity
@@ -33,6 +32,7 @@ from worker.memory.plan import (
 )
 from worker.model.configuration import ModelConfig, load_config
 from worker.model.errors import UnsupportedModel
+from worker.model.layer_ops import torch_ops
 from worker.model.linear import LinearBackend
 from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
@@ -174,7 +174,7 @@ class _Loading:
                 dtype=self._dtype,
                 linear_backend=linear_backend,
                 max_context=max_context,
-                silu=row_invariant_silu if self._config.deterministic and on_cpu else functional.silu,
+                ops=torch_ops(row_invariant_silu) if self._config.deterministic and on_cpu else torch_ops(),
                 progress=progress,
             )
         _log.info(

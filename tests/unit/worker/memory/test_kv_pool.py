@@ -21,7 +21,7 @@ def test_written_tokens_are_found_at_their_slots_of_their_layer() -> None:
         tensor[kv.page_size :] = -1.0
     k, v = torch.randn(3, 2, 8), torch.randn(3, 2, 8)
     slots = torch.tensor([17, 4, 9])
-    kv.write(1, slots, k, v)
+    kv.place(1, slots).write(k, v)
     assert torch.equal(kv.keys[1][slots], k)
     assert torch.equal(kv.values[1][slots], v)
     untouched = [slot for slot in range(4, 20) if slot not in (17, 4, 9)]
@@ -35,7 +35,7 @@ def test_strided_views_are_written_as_they_are_seen() -> None:
     """K and V are cut out of one fused projection."""
     kv = pool()
     fused = torch.randn(3, 6, 8)
-    kv.write(0, torch.tensor([5, 6, 7]), fused[:, 2:4], fused[:, 4:])
+    kv.place(0, torch.tensor([5, 6, 7])).write(fused[:, 2:4], fused[:, 4:])
     assert torch.equal(kv.keys[0][5:8], fused[:, 2:4])
     assert torch.equal(kv.values[0][5:8], fused[:, 4:])
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tests.support.plain_attention import causal_attention
+from tests.support.plain_attention import CausalAttention
 from worker.model import llama
 from worker.model.linear import DenseBackend
 from worker.model.loading import load_model
@@ -66,9 +66,8 @@ def test_logits_equal_those_of_transformers(
     positions = torch.arange(70)
     with torch.inference_mode():
         expected = reference(ids[None]).logits[0]
-    torch.testing.assert_close(
-        model.forward(ids, positions, causal_attention, positions), expected, rtol=1e-4, atol=2e-4
-    )
+    logits = model.forward(ids, positions, CausalAttention(model.config, len(ids)), positions)
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-4)
 
 
 def test_first_layers_share_the_weights(tmp_path: Path) -> None:

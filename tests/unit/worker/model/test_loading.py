@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.plain_attention import causal_attention
+from tests.support.plain_attention import CausalAttention
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_model import Architecture, tiny_model
 from worker.model.checkpoint import SafetensorsCheckpoint, split_pairs
@@ -25,9 +25,10 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> LlamaModel:
     return load_model(path, device=torch.device("cpu"), dtype=dtype, linear_backend=DenseBackend())
 
 
-def logits(model: LlamaModel) -> Tensor:
+def logits(model: LlamaModel, output_rows: Tensor | None = None) -> Tensor:
     positions = torch.arange(len(PROMPT))
-    return model.forward(PROMPT, positions, causal_attention, positions)
+    attention = CausalAttention(model.config, len(PROMPT), model.weights.embedding.dtype)
+    return model.forward(PROMPT, positions, attention, positions if output_rows is None else output_rows)
 
 
 def copy_with(tmp_path: Path, architecture: Architecture = "llama", **tensors: Tensor | None) -> Path:
@@ -78,10 +79,9 @@ def test_logits_are_float32_and_only_of_the_rows_asked_for() -> None:
     model = load(tiny_model(), torch.bfloat16)
     everything = logits(model)
     assert everything.dtype == torch.float32
-    positions = torch.arange(len(PROMPT))
-    some = model.forward(PROMPT, positions, causal_attention, torch.tensor([6, 2]))
+    some = logits(model, torch.tensor([6, 2]))
     torch.testing.assert_close(some, everything[[6, 2]], rtol=1e-2, atol=1e-1)
-    none = model.forward(PROMPT, positions, causal_attention, torch.tensor([], dtype=torch.int64))
+    none = logits(model, torch.tensor([], dtype=torch.int64))
     assert none.shape == (0, 512)
 
 
