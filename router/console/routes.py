@@ -111,7 +111,8 @@ class Console:
 
     async def _drain(self, request: Request) -> Response:
         _check_header(request)
-        order = parse(await read_body(request.receive, request.headers, _MAX_ORDER_BYTES), DrainOrder)
+        body = await read_body(request.receive, request.headers, _MAX_ORDER_BYTES)
+        order = parse(body, DrainOrder) if body else DrainOrder()
         if order.grace_s is not None and not (math.isfinite(order.grace_s) and order.grace_s >= 0):
             raise InvalidRequest("grace_s must be a number of seconds, 0 or more", field="grace_s")
         worker = self._registry.get(unquote(request.path_params["name"]))

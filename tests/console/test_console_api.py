@@ -181,6 +181,13 @@ async def test_drain_and_resume(console):
     await console.fleet.until_eligible("w0", "w1")
 
 
+async def test_a_drain_needs_no_body(console):
+    """As the README writes it: curl -X POST sends none."""
+    path = "/console/api/workers/w0/drain"
+    async with console.http.post(path, headers=ORDER, skip_auto_headers=("Content-Type",)) as response:
+        assert (response.status, (await response.json())["state"]) == (200, "drained")
+
+
 async def test_a_drain_that_takes_long_is_answered_at_once():
     finish, drained = asyncio.Event(), asyncio.Event()
     worker = fake_worker("w0", script=lambda _: Script(before_finish=finish), drain_gate=drained)
