@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from typing import Never
 
 import click
@@ -23,6 +24,10 @@ from radixfleet.counts import counted
 from radixfleet.endpoint import Endpoint
 
 _QUIET_S = 0.5
+_AWAITED_S = 2.0
+"""So long nothing is said of a router that has said nothing yet."""
+_MISSED_S = 7.0
+"""And of one that has: it says something every five seconds."""
 
 
 @click.group(invoke_without_command=True, subcommand_metavar="[COMMAND]")
@@ -136,7 +141,10 @@ async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
     known: Sequence[WorkerEntry] | None = None
     uptime_s = 0.0
     async with Client(endpoint) as client:
+        waiting = _say_later(f"waiting for the router at {endpoint}", _AWAITED_S)
         async for report in client.watch_fleet():
+            waiting.cancel()
+            waiting = _say_later(f"nothing comes from the router at {endpoint}: waiting for it", _MISSED_S)
             if as_json:
                 if report.workers != known:  # reports of the fleet alone come too
                     click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in report.workers]}))
@@ -151,6 +159,10 @@ async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
                     click.echo(f"{datetime.now():%H:%M:%S}  {change}")
             known, uptime_s = report.workers, report.fleet.uptime_s
     raise AssertionError("a watched fleet ends with an error")
+
+
+def _say_later(text: str, delay_s: float) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, partial(click.echo, text, err=True))
 
 
 def _no_workers(endpoint: Endpoint) -> str:

@@ -255,6 +255,20 @@ def test_a_script_that_watches_gets_the_whole_list_in_a_line_each_time(radixflee
     ]
 
 
+@pytest.mark.parametrize(("awaited_s", "told"), [(0.0, ["waiting for the router at "]), (60.0, [])])
+def test_who_watches_is_told_of_a_router_that_is_not_there_yet(radixfleet, fleet, monkeypatch, awaited_s, told):
+    monkeypatch.setattr("deploy.commands.workers._AWAITED_S", awaited_s)
+    _, out, err = radixfleet("workers", "--watch", "--endpoint", fleet[1])
+    assert "w1:1" in out
+    assert [line.removesuffix(fleet[1]) for line in err.splitlines() if "waiting" in line] == told
+
+
+def test_who_watches_is_told_of_a_router_that_says_nothing_more(radixfleet, fleet, monkeypatch):
+    monkeypatch.setattr("deploy.commands.workers._MISSED_S", 0.0)
+    _, _, err = radixfleet("workers", "--watch", "--endpoint", fleet[1])
+    assert f"nothing comes from the router at {fleet[1]}: waiting for it" in err
+
+
 def test_watching_goes_with_the_list_alone(radixfleet, fleet):
     fake, address = fleet
     code, _, err = radixfleet("workers", "--watch", "drain", "w1", "--endpoint", address)
