@@ -17,12 +17,22 @@ from radixfleet.errors import Unavailable
 from router.app import Router, running_router
 from router.workers.state import WorkerState
 from tests.support.router_fixture import NO_RETRY, settings
+from tests.support.told_silence import ToldSilence
 from tests.support.waiting import until
 from tests.support.worker_process import START_S, StoppableWorker, worker_process
 
 PROMPT = tuple(range(3, 203))
-NEW_TOKENS = 400
-"""Some 4 s of the simulated device: it is far from the end when the worker is stopped."""
+NEW_TOKENS = 1500
+"""Some 15 s of the simulated device: it is far from the end when the worker is stopped."""
+CONNECT_S = 60.0
+"""Nothing but a worker that is stopped takes so long to answer a question."""
+
+
+@pytest.fixture
+def silence(monkeypatch: pytest.MonkeyPatch) -> ToldSilence:
+    told = ToldSilence()
+    monkeypatch.setattr("router.workers.connection.limited_silence", told.limited)
+    return told
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,13 @@ class Fleet:
     router: Router
     client: Client
     workers: dict[str, StoppableWorker]
+    silence: ToldSilence
+
+    async def hang(self, name: str) -> None:
+        """The worker is stopped, and for longer than it may be silent."""
+        worker = self.workers[name]
+        await worker.stop()
+        self.silence.falls(worker.address)
 
     def state(self, name: str) -> WorkerState:
         return self.router.registry.get(name)
@@ -55,15 +72,14 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(folder: Path, *names: str, link: bool = True) -> AsyncIterator[Fleet]:
+async def fleet(folder: Path, silence: ToldSilence, *names: str, link: bool = True) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(worker_process(name, folder)) for name in names]
         addresses = [worker.address for worker in workers]
-        # Six heartbeats: silence is noticed long before keepalive or deadline could tell, and stalls are shorter.
-        values = settings(workers=addresses, link=link, retry_ratio=1, heartbeat_timeout_s=6.0)
+        values = settings(workers=addresses, link=link, retry_ratio=1, connect_timeout_s=CONNECT_S)
         router = await stack.enter_async_context(running_router(values))
         client = await stack.enter_async_context(Client(router.address, retry=NO_RETRY))
-        made = Fleet(router, client, {worker.name: worker for worker in workers})
+        made = Fleet(router, client, {worker.name: worker for worker in workers}, silence)
         await made.until_serving(*names)
         yield made
         assert router.sketch.open_leases == 0
@@ -73,9 +89,11 @@ async def fleet(folder: Path, *names: str, link: bool = True) -> AsyncIterator[F
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("link", [True, False], ids=["link", "calls"])
-async def test_running_requests_leave_it_and_it_wakes_with_nothing_left(tmp_path: Path, link: bool) -> None:
+async def test_running_requests_leave_it_and_it_wakes_with_nothing_left(
+    tmp_path: Path, silence: ToldSilence, link: bool
+) -> None:
     """Behaviours 44 and 53: told how far they got; what the worker still held is aborted when it wakes."""
-    async with fleet(tmp_path, "w0", link=link) as made:
+    async with fleet(tmp_path, silence, "w0", link=link) as made:
         started = asyncio.Event()
         with capture_logs() as logs:
             running = asyncio.create_task(
@@ -84,7 +102,7 @@ async def test_running_requests_leave_it_and_it_wakes_with_nothing_left(tmp_path
                 )
             )
             await asyncio.wait_for(started.wait(), START_S)
-            made.workers["w0"].stop()
+            await made.hang("w0")
             with pytest.raises(Unavailable, match=r"worker w0 was lost after \d+ tokens?:") as caught:
                 await running
         assert int(caught.value.metadata["delivered_tokens"]) > 0
@@ -102,9 +120,9 @@ async def test_running_requests_leave_it_and_it_wakes_with_nothing_left(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_an_answer_goes_on_elsewhere_when_its_client_asked_for_that(tmp_path: Path) -> None:
-    """Behaviour 53: no token is lost or repeated."""
-    async with fleet(tmp_path, "w0", "w1") as made:
+async def test_an_answer_goes_on_elsewhere_when_its_client_asked_for_that(tmp_path: Path, silence: ToldSilence) -> None:
+    """Behaviour 53: no token is lost or repeated, against an answer of the other worker alone."""
+    async with fleet(tmp_path, silence, "w0", "w1") as made:
         tokens: list[int] = []
         first = ""
         async for event in made.client.generate(
@@ -115,11 +133,14 @@ async def test_an_answer_goes_on_elsewhere_when_its_client_asked_for_that(tmp_pa
             tokens += event.token_ids
             if not first:
                 first = next(name for name in made.workers if made.state(name).books.own_requests)
-                made.workers[first].stop()
+                await made.hang(first)
+                other = asyncio.create_task(
+                    made.client.complete(PROMPT, max_new_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0)
+                )
+        whole = await other
         made.workers[first].wake()
         await made.until_serving("w0", "w1")
         for name in made.workers:
             await made.until_settled(name)
-        whole = await made.client.complete(PROMPT, max_new_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0)
         assert tuple(tokens) == whole.token_ids
         assert len(tokens) == NEW_TOKENS

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
 
@@ -25,9 +27,11 @@ class StoppableWorker:
     process: asyncio.subprocess.Process
     address: str
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """It hangs, and its connections stay."""
         self.process.send_signal(signal.SIGSTOP)
+        watched = psutil.Process(self.process.pid)
+        await until(lambda: watched.status() == psutil.STATUS_STOPPED, f"{self.name} is stopped")
 
     def wake(self) -> None:
         """It goes on as if nothing had been."""
