@@ -42,3 +42,5 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     """Tokens and log probabilities of a request do not depend on what else is computed with it, to the last bit."""
     cuda_graphs: bool = True
     """On a GPU, launch steps of decodes alone as one recorded graph each."""
+    fused_layers: bool = True
+    """On a GPU, compute what lies between linear layers and attention by kernels of Triton. False: to compare."""

@@ -32,7 +32,7 @@ from worker.memory.plan import (
 )
 from worker.model.configuration import ModelConfig, load_config
 from worker.model.errors import UnsupportedModel
-from worker.model.layer_ops import torch_ops
+from worker.model.layer_ops import LayerOps, torch_ops
 from worker.model.linear import LinearBackend
 from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
@@ -49,6 +49,7 @@ from worker.runner.devices import (
     usable_memory,
     warn_of_idle_gpu,
 )
+from worker.runner.fused_layers import choose_layer_ops
 from worker.runner.largest_step import largest_step
 from worker.runner.memory_errors import advised, release_cached
 from worker.runner.rows import RowState
@@ -98,7 +99,7 @@ class _Loading:
         self._refuse_too_large(shape)
         parts = ComputerParts.choose(self._config, shape, self._device, self._dtype)
         max_context = _max_context(shape, self._config.max_context_tokens)
-        model = self._load_model(max_context, parts.linear_backend())
+        model = self._load_model(shape, max_context, parts.linear_backend())
         on_cpu = self._device.type == "cpu"
         default_chunk = chunked_prefill_size_for(self._total_bytes, on_cpu=on_cpu)
         chunk = min(self._config.chunked_prefill_size or default_chunk, max_context)
@@ -157,7 +158,7 @@ class _Loading:
         if weights_bytes >= self._total_bytes:
             raise MemoryPlanError(advise(Stage.LOAD, Shortage(weights_bytes, self._total_bytes)))
 
-    def _load_model(self, max_context: int, linear_backend: LinearBackend) -> LlamaModel:
+    def _load_model(self, shape: ModelConfig, max_context: int, linear_backend: LinearBackend) -> LlamaModel:
         started_s = reported_s = self._clock.now()
 
         def progress(done: int, total: int) -> None:
@@ -166,7 +167,6 @@ class _Loading:
                 reported_s = self._clock.now()
                 _log.info("loading", layers=f"{done}/{total}")
 
-        on_cpu = self._device.type == "cpu"  # elsewhere, elementwise functions are the same for every element
         with advised(Stage.LOAD, Bound.ALLOCATION, self._device):
             model = load_model(
                 self._path,
@@ -174,7 +174,7 @@ class _Loading:
                 dtype=self._dtype,
                 linear_backend=linear_backend,
                 max_context=max_context,
-                ops=torch_ops(row_invariant_silu) if self._config.deterministic and on_cpu else torch_ops(),
+                ops=self._layer_ops(shape),
                 progress=progress,
             )
         _log.info(
@@ -186,6 +186,11 @@ class _Loading:
             seconds=round(self._clock.now() - started_s, 1),
         )
         return model
+
+    def _layer_ops(self, shape: ModelConfig) -> LayerOps:
+        if self._config.deterministic and self._device.type == "cpu":
+            return torch_ops(row_invariant_silu)  # on GPUs, elementwise functions are the same for every element
+        return choose_layer_ops(shape, self._device, self._dtype, fused=self._config.fused_layers)
 
     def _likely_kv_tokens(self, model: LlamaModel) -> int:
         """What the pool will hold at most: the plan itself needs the peak of a step whose size depends on it."""
