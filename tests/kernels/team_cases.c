@@ -36,7 +36,7 @@ static void count_task(rf_team *team, int member, void *argument) {
 
 static void run_task(rf_team *team) {
   counts_t counts = {.num_items = between(0, CLAIMS)};
-  rf_team_run(team, count_task, &counts);
+  rf_team_run(team, count_task, &counts, PHASES);
   for (int phase = 0; phase < PHASES; phase++)
     for (int i = 0; i < CLAIMS; i++)
       CHECK(counts.claimed[phase][i] == (i < counts.num_items), "an item was claimed %d times", counts.claimed[phase][i]);
@@ -65,7 +65,7 @@ static void check_memory_that_cannot_be_had(void) {
 static void *call_often(void *team) {
   for (int i = 0; i < 20; i++) {
     counts_t counts = {.num_items = CLAIMS};
-    rf_team_run(team, count_task, &counts);
+    rf_team_run(team, count_task, &counts, PHASES);
     CHECK(counts.arrived[0] == PHASES, "a task did not run");
   }
   return NULL;

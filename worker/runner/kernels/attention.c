@@ -318,5 +318,5 @@ static void attend_task(rf_team *team, int member, void *argument) {
 
 void rf_attend(rf_team *team, const rf_attention_plan *plan, const rf_attention_layer *layer) {
   attend_t attend = {plan, layer};
-  rf_team_run(team, attend_task, &attend);
+  rf_team_run(team, attend_task, &attend, 1);
 }

@@ -211,7 +211,7 @@ int32_t rf_forward(rf_team *team, const rf_model *model, const rf_step *step) {
   if (plan == NULL) return 1;
   work_t work = {.model = model, .step = step, .plan = plan};
   lay_out(model, step->num_tokens, step->workspace, &work.buffers);
-  rf_team_run(team, forward_task, &work);
+  rf_team_run(team, forward_task, &work, (model->num_layers + 1) * PHASES);
   rf_attention_plan_destroy(plan);
   return 0;
 }

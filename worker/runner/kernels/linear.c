@@ -93,12 +93,14 @@ static rf_linear_block block_of(const work_t *work, int row, int num_rows, int p
   return block;
 }
 
-/* Rows [row, row + num_rows), at most 32, for all panels of the item in one pass over the inputs. */
+/* Rows [row, row + num_rows), at most 32, for all panels of the item in one pass over the inputs: four panels at a time
+ * where registers hold their sums, and two for those left over. */
 static void few_rows(const work_t *work, int row, int num_rows) {
-  int panels = num_rows <= 16 ? 4 : 2;
+  int configured = 0, panels;
   RF_ALIGNED rf_sums sums;
-  work->kernel->begin(num_rows, panels);
   for (int panel = work->panel; panel < work->end_panel; panel += panels) {
+    panels = num_rows <= 16 && work->end_panel - panel > 2 ? 4 : 2;
+    if (panels != configured) work->kernel->begin(num_rows, configured = panels);
     rf_linear_block block = block_of(work, row, num_rows, panel, panels);
     block.ahead = ahead_of(work, panel, panels, 0, 1);
     work->kernel->multiply(&block, sums);
@@ -129,9 +131,10 @@ static void many_rows(const work_t *work, int row, int num_rows) {
   }
 }
 
-/* How a layer is cut: columns of panels by blocks of rows. */
+/* How a layer is cut: columns of panels by blocks of rows. There are as many columns as members, or a multiple, and no
+ * two differ by more than a pair of panels, so that all members end together. */
 typedef struct {
-  int panels;
+  int num_pairs; /* of panels, which stay together */
   int columns;
   int rows;
   int num_items;
@@ -139,17 +142,15 @@ typedef struct {
 
 static cut_t cut_items(const rf_linear *linear, int num_rows, int num_members) {
   int panels = rf_num_panels(linear->out_features), row_blocks = rf_ceil_div(num_rows, RF_ROWS);
-  cut_t cut = {.panels = 4, .rows = rf_round_up(rf_ceil_div(num_rows, row_blocks), 32)};
-  if (num_rows > 32) {
-    /* As many columns as there are members, or a multiple, so that all of them end together. */
-    int columns = rf_round_up(rf_ceil_div(panels, RF_PANELS), num_members);
-    cut.panels = rf_round_up(rf_ceil_div(panels, columns), 2);
-  } else if (rf_ceil_div(panels, 4) % num_members != 0) {
-    cut.panels = 2;
-  }
-  cut.columns = rf_ceil_div(panels, cut.panels);
+  cut_t cut = {.num_pairs = rf_ceil_div(panels, 2), .rows = rf_round_up(rf_ceil_div(num_rows, row_blocks), 32)};
+  cut.columns = rf_round_up(rf_ceil_div(panels, num_rows > 32 ? RF_PANELS : 4), num_members);
   cut.num_items = cut.columns * row_blocks;
   return cut;
+}
+
+/* The first panel of an item's column. */
+static int first_panel(const cut_t *cut, int item) {
+  return (int)((int64_t)cut->num_pairs * (item % cut->columns) / cut->columns) * 2;
 }
 
 void rf_apply_phase(rf_team *team, int member, int phase, const rf_linear *linear, const rf_operands *operands) {
@@ -160,9 +161,10 @@ void rf_apply_phase(rf_team *team, int member, int phase, const rf_linear *linea
   work.scratch = (scratch_t *)rf_team_scratch(team, member);
   for (int i; (i = rf_team_claim(team, phase)) < cut.num_items;) {
     int row = i / cut.columns * cut.rows, count = rf_min(cut.rows, operands->num_rows - row), whole = count / 32 * 32;
-    work.panel = i % cut.columns * cut.panels;
-    work.end_panel = rf_min(work.panel + cut.panels, panels);
-    work.next_panel = i + num_members < cut.num_items ? (i + num_members) % cut.columns * cut.panels : -1;
+    int is_last = (i + 1) % cut.columns == 0;
+    work.panel = first_panel(&cut, i);
+    work.end_panel = is_last ? panels : first_panel(&cut, i + 1);
+    work.next_panel = i + num_members < cut.num_items ? first_panel(&cut, i + num_members) : -1;
     if (whole == 32 && count == 32) {
       few_rows(&work, row, 32);
       continue;
@@ -185,5 +187,5 @@ static void apply_task(rf_team *team, int member, void *argument) {
 
 void rf_apply(rf_team *team, const rf_linear *linear, const rf_operands *operands) {
   apply_t apply = {linear, operands};
-  rf_team_run(team, apply_task, &apply);
+  rf_team_run(team, apply_task, &apply, 1);
 }

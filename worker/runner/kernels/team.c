@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "attention.h"
@@ -9,14 +10,15 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #define RF_PAUSE() __builtin_ia32_pause()
-#define RF_SPINS 300 /* at 40 to 140 cycles each */
 #elif defined(__aarch64__)
 #define RF_PAUSE() __asm__ volatile("isb")
-#define RF_SPINS 500
 #else
 #define RF_PAUSE() ((void)0)
-#define RF_SPINS 5000
 #endif
+/* To sleep and be woken up takes about as long (20 to 80 us in a virtual machine): so a wait costs at most twice what it
+ * would if one knew how long it will be. Counted in time, as a pause takes 14 to 70 ns, depending on the CPU. */
+#define SPIN_NS 50000
+#define PAUSES_A_LOOK 32 /* at the clock */
 
 typedef struct {
   rf_team *team;
@@ -52,11 +54,27 @@ int rf_team_claim(rf_team *team, int phase) {
   return atomic_fetch_add_explicit(&team->claims[phase], 1, memory_order_relaxed);
 }
 
-static void wait_for_move(rf_team *team, unsigned seen) {
-  for (int i = 0; i < RF_SPINS; i++) {
-    if (atomic_load_explicit(&team->round, memory_order_acquire) != seen) return;
+static int64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Whether `round` has moved before this thread has spun for long enough. */
+static int spin(rf_team *team, unsigned seen) {
+  int64_t give_up_ns = 0;
+  for (int i = 1;; i++) {
+    if (atomic_load_explicit(&team->round, memory_order_acquire) != seen) return 1;
     RF_PAUSE();
+    if (i % PAUSES_A_LOOK != 0) continue;
+    int64_t now = now_ns();
+    if (give_up_ns == 0) give_up_ns = now + SPIN_NS;
+    if (now >= give_up_ns) return 0;
   }
+}
+
+static void wait_for_move(rf_team *team, unsigned seen) {
+  if (spin(team, seen)) return;
   pthread_mutex_lock(&team->mutex);
   atomic_fetch_add(&team->sleepers, 1);
   while (atomic_load(&team->round) == seen) pthread_cond_wait(&team->moved, &team->mutex);
@@ -75,9 +93,9 @@ void rf_team_barrier(rf_team *team) {
   atomic_fetch_add(&team->round, 1);
   /* Sequentially consistent, as in wait_for_move: either the sleeper sees the new round, or we see the sleeper. */
   if (atomic_load(&team->sleepers) > 0) {
-    pthread_mutex_lock(&team->mutex);
-    pthread_cond_broadcast(&team->moved);
+    pthread_mutex_lock(&team->mutex); /* whoever has seen the old round waits by now */
     pthread_mutex_unlock(&team->mutex);
+    pthread_cond_broadcast(&team->moved); /* without the lock, which those woken up would wait for */
   }
 }
 
@@ -109,12 +127,12 @@ static void leave_parents_threads(rf_team *team) {
   make_locks(team);
 }
 
-void rf_team_run(rf_team *team, rf_task task, void *argument) {
+void rf_team_run(rf_team *team, rf_task task, void *argument, int num_phases) {
   leave_parents_threads(team);
   pthread_mutex_lock(&team->turn);
   team->task = task;
   team->argument = argument;
-  memset(team->claims, 0, sizeof team->claims);
+  memset(team->claims, 0, (size_t)num_phases * sizeof *team->claims);
   rf_team_barrier(team);
   task(team, 0, argument);
   rf_team_barrier(team);
