@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import MonotonicClock
 from radixfleet.convert import pack_tokens
@@ -35,13 +36,13 @@ from router.dispatch.chooser import Chooser
 from router.dispatch.gate import Gate
 from router.dispatch.lookaside import LookAside, Owner
 from router.index import HotPrefixes, Sketch
+from router.index.sketch import NO_BLOCKS
 from router.policies import make_policy
 from router.workers.group import ModelGroup
 from router.workers.listener import LeasePhase
 from router.workers.state import WorkerState
 from router.workers.tokenizers import TokenizerStore
 from tests.support.byte_tokenizer import byte_spec
-from tests.support.fleet_simulation import NO_BLOCKS, HashArray
 from tests.support.router_parts import CAPACITY, FINGERPRINT, MODEL, Parts
 
 VOCABULARY = 50_000

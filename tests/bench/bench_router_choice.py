@@ -16,13 +16,14 @@ from random import Random
 
 import numpy as np
 
+from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes, seed_hash
 from radixfleet.types import WorkerId
 from router.fleet_view import FleetView
 from router.index import Sketch
+from router.index.sketch import NO_BLOCKS
 from router.policies import make_policy
 from router.view import RequestView, WorkerView
-from tests.support.fleet_simulation import NO_BLOCKS, HashArray
 
 BURST = 4
 BURSTS = 300

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from random import Random
 
-import numpy as np
 import pytest
 
 from radixfleet.types import WorkerStatus
 from router.policies import DEFAULT_POLICY, POLICY_NAMES, Policy, make_policy
 from router.view import WorkerView
-from tests.support.fleet_simulation import Job, Machine, Simulation, shared_prefix_jobs
+from tests.support.lab_fleet import fleet, requests_by_worker, run, shared
 from tests.support.views import request, worker
 
 
@@ -78,10 +76,9 @@ def test_a_single_worker_gets_everything(policy: Policy, prompt_tokens: int) -> 
 
 def test_equal_workers_all_get_traffic(policy: Policy) -> None:
     """Behaviour 48: nobody starves."""
-    simulation = Simulation(policy, [Machine()] * 6)
-    jobs = shared_prefix_jobs(groups=60, jobs=600, prefix_blocks=8, own_tokens=128, output_tokens=50, rate=60)
-    shares = simulation.serve(jobs).requests_by_slot
-    assert min(shares) >= 20, shares
+    arrivals = shared(groups=60, per_group=4, prefix=512, own=128, new=16, rate=60.0)
+    shares = requests_by_worker(run(arrivals, fleet(6), policy.name))
+    assert min(shares) >= 10, shares
 
 
 def test_the_same_randomness_gives_the_same_choice(policy: Policy) -> None:
@@ -111,15 +108,14 @@ def test_an_unhealthy_worker_distorts_nothing(policy: Policy, unhealthy: dict[st
 
 
 def test_serves_a_workload_to_its_end_with_receipts_alone(policy: Policy) -> None:
-    jobs = shared_prefix_jobs(groups=8, jobs=96, prefix_blocks=6, own_tokens=20, output_tokens=16)
-    result = Simulation(policy, [Machine(kv_blocks=24, max_running_requests=8)] * 4, reports_s=None).serve(jobs)
-    assert Counter(len(run.job.hashes) for run in result.runs) == {6: 96}
-    assert all(run.end_s >= run.first_token_s > 0 for run in result.runs)
+    arrivals = shared(groups=8, per_group=12, prefix=384, own=20, new=16, rate=None)
+    result = run(arrivals, fleet(4, kv_tokens=1_536), policy.name, truth="receipts")
+    assert [outcome.is_complete for outcome in result.outcomes] == [True] * 96
 
 
 def test_short_prompts_spread(policy: Policy) -> None:
     """Prompts of less than one block have no hash to go by."""
-    simulation = Simulation(policy, [Machine()] * 4)
-    simulation.serve([Job(0.01 * i, np.empty(0, dtype=np.uint64), 5, 100) for i in range(200)])
-    shares = [sum(run.lease.slot == slot for run in simulation.runs) for slot in range(4)]
-    assert min(shares) >= 20, shares
+    shares = requests_by_worker(
+        run(shared(groups=1, per_group=100, prefix=0, own=5, new=32, rate=100.0), policy=policy.name)
+    )
+    assert min(shares) >= 10, shares

@@ -51,3 +51,12 @@ def run(
 def figures(result: RunResult) -> Summary:
     """Its figures."""
     return summarize(result, Objective())
+
+
+def requests_by_worker(result: RunResult, *, since_s: float = 0.0, until_s: float = float("inf")) -> list[int]:
+    """How many requests of that time each worker got."""
+    counts = [0] * result.num_workers
+    for outcome in result.outcomes:
+        if since_s <= outcome.arrived_s < until_s and outcome.worker >= 0:
+            counts[outcome.worker] += 1
+    return counts

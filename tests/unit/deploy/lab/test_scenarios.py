@@ -5,17 +5,8 @@ from __future__ import annotations
 import pytest
 
 from deploy.lab.simulation import Outage
-from loadtest.results import RunResult
 from loadtest.workloads import Arrival, SharedPrefix, SiblingBursts
-from tests.support.lab_fleet import H100, arrivals_of, figures, fleet, run, shared
-
-
-def requests_by_worker(result: RunResult, *, since_s: float = 0.0, until_s: float = float("inf")) -> list[int]:
-    counts = [0] * result.num_workers
-    for outcome in result.outcomes:
-        if since_s <= outcome.arrived_s < until_s and outcome.worker >= 0:
-            counts[outcome.worker] += 1
-    return counts
+from tests.support.lab_fleet import H100, arrivals_of, figures, fleet, requests_by_worker, run, shared
 
 
 class TestHotPrefix:
@@ -59,6 +50,12 @@ class TestSiblings:
         burst = shared(groups=1, per_group=400, prefix=1024, own=64, new=64, rate=None)
         shares = requests_by_worker(run(burst, fleet(4, kv_tokens=100_000)))
         assert min(shares) > 50, shares
+
+    @pytest.mark.parametrize(("siblings", "workers"), [(8, 1), (16, 4)])
+    def test_long_siblings_stay_together_while_that_is_cheapest(self, siblings: int, workers: int) -> None:
+        """Behaviours 45 and 47: the first eight on one worker, then a copy for each of the others at once."""
+        result = run(shared(groups=1, per_group=siblings, prefix=12_800, own=10, new=100, rate=None))
+        assert sum(map(bool, requests_by_worker(result))) == workers
 
     def test_different_bursts_go_to_different_workers(self) -> None:
         result = run(arrivals_of(self.BURSTS))
@@ -111,6 +108,12 @@ class TestReuse:
         assert ours.ttft_s.mean < 0.6 * plain.ttft_s.mean
         assert ours.output_tokens_per_s > 0.99 * max(theirs.output_tokens_per_s, plain.output_tokens_per_s)
         assert ours.hit_rate > ours.ceiling - 0.01
+
+    def test_prefixes_that_do_not_fit_the_fleet_are_not_spread(self) -> None:
+        """Behaviour 46: the caches hold 0.8 of them; spreading would hold each many times and so fewer."""
+        arrivals = shared(groups=64, per_group=6, prefix=2048, own=128, new=64, rate=15.0)
+        ours, plain = (figures(run(arrivals, fleet(4, kv_tokens=26_240), name)) for name in ("min_cost", "round_robin"))
+        assert ours.hit_rate > 2 * plain.hit_rate
 
     def test_many_groups_at_once_are_dealt_evenly(self) -> None:
         """The published experiment, smaller: nobody gets a group more than another, and no group is torn."""

@@ -1,34 +1,19 @@
-"""The default policy: its cost, and how it behaves with the sketch and a fleet behind it."""
+"""The default policy: its cost. What follows from it in a fleet: tests/unit/deploy/lab/test_scenarios.py."""
 
 from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 import pytest
 
 from router.policies import make_policy
 from router.view import Ranking, RequestView, WorkerView
 from tests.bench.candidate_policies import shape
-from tests.support.fleet_simulation import Job, Machine, Result, Simulation, shared_prefix_jobs
 from tests.support.views import request, worker
-
-SMALL = Machine(kv_blocks=1_000, max_running_requests=16)
 
 
 def rank(view: RequestView, workers: list[WorkerView]) -> Ranking:
     return make_policy("min_cost").rank(view, workers, Random(0))
-
-
-def equal_jobs(count: int, *, blocks: int = 32, rate: float | None = None, output_tokens: int = 100) -> list[Job]:
-    """One prompt, `count` times."""
-    hashes = np.arange(1, blocks + 1, dtype=np.uint64)
-    gap_s = 1 / rate if rate else 0.0
-    return [Job(i * gap_s, hashes, blocks * 64 + 10, output_tokens) for i in range(count)]
-
-
-def serve(name: str, jobs: list[Job], machines: list[Machine]) -> Result:
-    return Simulation(make_policy(name), machines).serve(jobs)
 
 
 def cost_of(view: RequestView, *workers: WorkerView) -> list[float]:
@@ -146,90 +131,16 @@ def test_equals_are_drawn_at_random() -> None:
     assert {policy.rank(request(), workers, Random(seed)).slot for seed in range(60)} == {0, 1, 2, 3}
 
 
-class TestBurstOfEqualPrompts:
-    def test_does_not_all_land_on_one_worker(self) -> None:
-        """Behaviour 45: the second choice sees the first booking, and a full batch costs more than a second prefill."""
-        simulation = Simulation(make_policy("min_cost"), [SMALL] * 4)
-        slots = [simulation.arrive(job) for job in equal_jobs(64)]
-        shares = [slots.count(slot) for slot in range(4)]
-        assert max(shares) <= 24, shares
-        assert min(shares) > 0, shares
-
-    def test_stays_together_where_that_is_cheapest(self) -> None:
-        """Behaviour 45: a handful of long equal prompts is computed once."""
-        simulation = Simulation(make_policy("min_cost"), [SMALL] * 4)
-        assert len({simulation.arrive(job) for job in equal_jobs(8, blocks=200)}) == 1
-
-    def test_is_shared_by_as_many_as_the_rest_of_the_load_leaves_idle(self) -> None:
-        """Behaviour 47: the first eight on one worker, then a copy for each of the others at once."""
-        simulation = Simulation(make_policy("min_cost"), [Machine(kv_blocks=4_000)] * 4)
-        slots = [simulation.arrive(job) for job in equal_jobs(16, blocks=200)]
-        assert len(set(slots)) == 4, slots
-
-    def test_is_served_sooner_than_by_one_worker(self) -> None:
-        """Behaviour 45."""
-        spread = serve("min_cost", equal_jobs(64), [SMALL] * 4)
-        alone = serve("min_cost", equal_jobs(64), [SMALL])
-        assert spread.duration_s < 0.6 * alone.duration_s
+def test_a_miss_does_not_go_to_the_busy_worker_with_the_small_tree() -> None:
+    """Behaviour 46."""
+    busy = worker(0, running=40, queued_tokens=50_000, sketch_blocks=0)
+    idle = worker(1, sketch_blocks=5_000, kv_tokens=320_000)
+    assert rank(request(2_000, [0, 0]), [busy, idle]).slot == 1
+    assert make_policy("sglang").rank(request(2_000, [0, 0]), [busy, idle], Random(0)).slot == 0
 
 
-class TestUnderPressure:
-    def test_a_miss_does_not_go_to_the_busy_worker_with_the_small_tree(self) -> None:
-        """Behaviour 46."""
-        busy = worker(0, running=40, queued_tokens=50_000, sketch_blocks=0)
-        idle = worker(1, sketch_blocks=5_000, kv_tokens=320_000)
-        assert rank(request(2_000, [0, 0]), [busy, idle]).slot == 1
-        assert make_policy("sglang").rank(request(2_000, [0, 0]), [busy, idle], Random(0)).slot == 0
-
-    def test_locality_is_not_thrown_away(self) -> None:
-        """Behaviour 46: far over capacity, all at once, the hits stay near the ceiling of 0.94 * 960 / 1024."""
-        jobs = shared_prefix_jobs(groups=64, jobs=1_024, prefix_blocks=32, own_tokens=128, output_tokens=128)
-        assert serve("min_cost", jobs, [SMALL] * 8).hit_rate > 0.85
-
-    def test_prefixes_that_do_not_fit_the_fleet(self) -> None:
-        """Behaviour 46: the caches hold 0.8 of the prefixes; spreading would hold each many times and so fewer."""
-        jobs = shared_prefix_jobs(groups=128, jobs=1_024, prefix_blocks=32, own_tokens=128, output_tokens=64, rate=30)
-        machines = [Machine(kv_blocks=410, max_running_requests=16)] * 8
-        assert serve("min_cost", jobs, machines).hit_rate > 2 * serve("round_robin", jobs, machines).hit_rate
-
-
-def test_a_hot_prefix_spreads_and_is_served_sooner() -> None:
-    """Behaviour 47: more traffic for one prefix than one worker can decode."""
-    jobs = shared_prefix_jobs(groups=1, jobs=600, prefix_blocks=64, own_tokens=128, output_tokens=256, rate=40)
-    machines = [Machine(kv_blocks=4_000)] * 4
-    result = serve("min_cost", jobs, machines)
-    assert min(result.requests_by_slot) >= 60, result.requests_by_slot
-    assert result.hit_rate > 0.95
-    assert result.mean_ttft_s < 0.2
-    assert result.mean_ttft_s < 0.1 * serve("min_cost", jobs, machines[:1]).mean_ttft_s
-
-
-class TestNewWorker:
-    def test_a_cold_worker_takes_its_share_of_new_prefixes(self) -> None:
-        """Behaviour 48: three warm workers, one that has just come, and a stream of prompts old and new."""
-        simulation = Simulation(make_policy("min_cost"), [Machine()] * 4)
-        jobs = shared_prefix_jobs(groups=40, jobs=800, prefix_blocks=16, own_tokens=128, output_tokens=100, rate=40)
-        for job in jobs[:40]:
-            for slot in range(3):
-                simulation.sketch.end(simulation.sketch.book(slot, job.hashes, job.prompt_tokens))
-        share = simulation.serve(jobs).requests_by_slot[3]
-        assert share >= 0.1 * 800, share
-
-    def test_an_idle_worker_relieves_those_that_only_decode(self) -> None:
-        """Behaviour 48: every prompt is wholly cached on worker 0, nothing is outstanding, and yet it is not free."""
-        warm, idle = worker(0, running=40), worker(1)
-        assert rank(request(2_000, [31, 0]), [warm, idle]).slot == 1
-        assert rank(request(2_000, [31, 0]), [worker(0, running=20), idle]).slot == 0
-
-
-def test_beats_round_robin_on_shared_prefixes() -> None:
-    """Eight groups of twelve prompts, all at once, on four workers whose pools hold three prefixes each."""
-    machine = Machine(
-        kv_blocks=24, max_running_requests=8, chunk_tokens=256, step_s=0.01, prefill_token_s=0.0007, decode_s=0.001
-    )
-    for seed in range(5):
-        jobs = shared_prefix_jobs(groups=8, jobs=96, prefix_blocks=6, own_tokens=20, output_tokens=16, seed=seed)
-        cached, plain = serve("min_cost", jobs, [machine] * 4), serve("round_robin", jobs, [machine] * 4)
-        assert cached.hit_rate > 0.8
-        assert cached.hit_rate > 1.8 * plain.hit_rate
-        assert cached.mean_ttft_s < 0.5 * plain.mean_ttft_s
+def test_an_idle_worker_relieves_those_that_only_decode() -> None:
+    """Behaviour 48: every prompt is wholly cached on worker 0, nothing is outstanding, and yet it is not free."""
+    warm, idle = worker(0, running=40), worker(1)
+    assert rank(request(2_000, [31, 0]), [warm, idle]).slot == 1
+    assert rank(request(2_000, [31, 0]), [worker(0, running=20), idle]).slot == 0
