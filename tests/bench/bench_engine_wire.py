@@ -1,16 +1,11 @@
-"""What the separate runner process costs, and what overlap hides. Prints two tables; takes about 20 seconds.
+"""What the separate runner process costs: `python tests/bench/bench_engine_wire.py`.
 
-    python tests/bench/bench_engine_wire.py
-
-1. A step's way to a runner process that computes nothing and back: encode, socket, decode, result, decode.
-2. The whole engine (front, engine, runner processes) on a simulated device, serial and overlapped: the device's idle
-   time before a step while there was work (median; what the mean adds is other processes taking the cores), its share
-   of the step, and what scheduling costs a step.
+A step's way to a runner process that computes nothing and back: encode, socket, decode, result, decode. What overlap
+hides of it: `radixfleet bench engine`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import subprocess
 import sys
@@ -22,15 +17,10 @@ import numpy as np
 
 from radixfleet.types import Grammar
 from worker.core import codec
-from worker.core.messages import Report, Submit
 from worker.core.step import RowStart, StepPlan, StepResult
-from worker.engine.config import EngineConfig
 from worker.engine.executors import ProcessExecutor
-from worker.engine.handle import Notice
-from worker.engine.process import ProcessEngine
 from worker.engine.runner_process import run_steps
 from worker.engine.wire import FrameSocket
-from worker.runner.sim import CostModel, SimRunnerConfig
 
 ROUND_TRIPS = 2_000
 
@@ -70,7 +60,7 @@ def plan(num_rows: int, tokens_a_row: int, prefix: int = 0) -> StepPlan:
 
 
 def round_trips() -> None:
-    """The first table."""
+    """Print the table."""
     ours, theirs = socket.socketpair()
     with theirs:
         arguments = [sys.executable, __file__, "runner", str(theirs.fileno())]
@@ -112,53 +102,8 @@ def timed_us(act: Callable[[], object]) -> float:
     return median(times_s) * 1e6
 
 
-async def bubbles(*, overlap: bool, step_s: float, num_requests: int) -> None:
-    """A line of the second table."""
-    runner = SimRunnerConfig(
-        kv_tokens=2**18, max_context_tokens=4096, cost=CostModel(step_s, 0.0, 0.0, 0.0), max_running_requests=256
-    )
-    engine = ProcessEngine(EngineConfig(runner=runner, overlap=overlap, log_level="error"))
-    await engine.start()
-    await engine.ready()
-    prompt = np.arange(64, dtype=np.int32)
-    new_tokens = int(2.0 / step_s)
-
-    async def request(index: int) -> None:
-        tokens = prompt + np.int32(index * 100)
-        submit = Submit(engine.next_uid(), tokens, ("m",), 0.0, 1.0, 0, 0.0, 0, new_tokens, 0, (), 0)
-        async for _ in engine.submit(submit):
-            pass
-
-    bubble_s: list[float] = []
-    counters: dict[str, float] = {}
-
-    def listen(notice: Notice) -> None:
-        if isinstance(notice, Report):
-            bubble_s.extend(notice.bubble_s)
-            counters.update(notice.counters)
-
-    engine.subscribe(listen)
-    await asyncio.gather(*(request(index) for index in range(num_requests)))
-    await engine.stop()
-    bubble_us, mean_us = median(bubble_s) * 1e6, sum(bubble_s) / len(bubble_s) * 1e6
-    scheduling_us = counters["scheduling_s"] / counters["steps"] * 1e6
-    print(
-        f"{'overlapped' if overlap else 'serial':12}{num_requests:5}{step_s * 1e3:9.0f}{bubble_us:14.0f}{mean_us:9.0f}"
-        f"{bubble_us / (step_s * 1e6 + bubble_us):9.2%}{scheduling_us:15.0f}"
-    )
-
-
-def main() -> None:
-    """Both tables."""
-    round_trips()
-    print(f"\n{'loop':12}{'rows':>5}{'step ms':>9}{'bubble us: p50':>14}{'mean':>9}{'share':>9}{'scheduling us':>15}")
-    for num_requests in (1, 32, 128):
-        for overlap in (False, True):
-            asyncio.run(bubbles(overlap=overlap, step_s=0.01, num_requests=num_requests))
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["runner"]:
         run_steps(NoOpRunner(), FrameSocket(socket.socket(fileno=int(sys.argv[2]))))
     else:
-        main()
+        round_trips()
