@@ -38,6 +38,7 @@ def as_object(wanted: Wanted) -> dict[str, Any]:
         "weights_bytes": wanted.weights_bytes,
         "kv_bytes_per_token": wanted.kv_bytes_per_token,
         "activation_estimate_bytes": wanted.activations.total,
+        "graphs_estimate_bytes": wanted.graphs_bytes,
         "chunked_prefill_size": wanted.chunk,
         "max_running_requests": wanted.rows,
         "fits": fits(wanted) is not None,

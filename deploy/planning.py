@@ -15,6 +15,7 @@ from typing import Any
 
 from deploy.devices import DEVICES, Device
 from radixfleet.settings import format_bytes
+from worker.core.graph_sizes import graph_sizes
 from worker.memory.plan import (
     MemoryDemand,
     MemoryPlan,
@@ -29,6 +30,7 @@ from worker.model.footprint import (
     ActivationEstimate,
     WeightFormat,
     estimate_activations,
+    estimate_graphs,
     weights_bytes,
 )
 from worker.model.shapes import KNOWN_SHAPES
@@ -95,6 +97,11 @@ class Wanted:
             element_bytes=self.weights.kv_bytes,
         )
 
+    @property
+    def graphs_bytes(self) -> int:
+        """CUDA graphs of steps of decodes, on each device."""
+        return estimate_graphs(self.config, rows=self.rows, element_bytes=self.weights.kv_bytes)
+
     def plan(self) -> MemoryPlan:
         """The three pools. Raises MemoryPlanError, with advice."""
         return plan_memory(
@@ -103,6 +110,7 @@ class Wanted:
                 total_bytes=self.device.usable_bytes,
                 weights_bytes=self.weights_bytes,
                 activation_peak_bytes=self.activations.total,
+                graphs_bytes=self.graphs_bytes,
                 kv_bytes_per_token=self.kv_bytes_per_token,
                 page_size=self.page_size,
                 mem_fraction_static=self.mem_fraction_static,
@@ -148,6 +156,10 @@ def explanation(wanted: Wanted) -> list[str]:
     ]
     if wanted.weights_bytes < wanted.device.usable_bytes:
         lines.append(_activations(wanted))
+        lines.append(
+            f"CUDA graphs: {format_bytes(wanted.graphs_bytes)} (estimate; measured at start too) for steps of up to "
+            f"{graph_sizes(wanted.rows)[-1]} decodes; --no-cuda-graphs does without"
+        )
     if wanted.device.reserved_bytes:
         lines.append(
             f"device: {_both_units(wanted.device.total_bytes)}, less {format_bytes(wanted.device.reserved_bytes)} for "

@@ -139,7 +139,8 @@ def make_heads(
     for tensor in (*pool.keys, *pool.values):
         tensor.fill_(7.0)
     slots = page_size + torch.randperm((num_pages - 1) * page_size, generator=torch.Generator().manual_seed(seed + 4))
-    q, k, v = heads.double().split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+    exact = heads.double()
+    q, k, v = exact[:, :num_heads], exact[:, num_heads:-num_kv_heads], exact[:, -num_kv_heads:]
     if has_norms:
         q, k = (normed(each, weight).to(dtype).double() for each, weight in ((q, query), (k, key)))
 

@@ -5,6 +5,7 @@
               the device, while they were read         the same, or what else runs there any share or chunk setting
     start     KV pool, held by mem_fraction_static     a larger mem_fraction_static      a smaller chunk
               KV pool, held by the activation peak     a smaller chunk, fewer requests   a larger mem_fraction_static
+              KV pool, held by CUDA graphs             none of them, fewer requests      a larger mem_fraction_static
               KV pool, held by max_total_tokens        a larger max_total_tokens         more memory
               KV pool, on a device too small           more memory, a shorter context    any share or chunk setting
               the device, in the largest step          a smaller chunk, fewer requests   any share
@@ -43,6 +44,7 @@ class Bound(StrEnum):
 
     FRACTION = "mem_fraction_static"
     ACTIVATIONS = "activation peak"
+    GRAPHS = "CUDA graphs"
     CAP = "max_total_tokens"
     DEVICE = "device memory"
     ALLOCATION = "allocation"
@@ -104,6 +106,11 @@ _TABLE: dict[tuple[Stage, Bound | None], tuple[str, str]] = {
         "chunked_prefill_size",
         "The KV pool needs at least {needed} and the activations of the largest step leave "
         "{available}. Lower --chunked-prefill-size, then --max-running-requests.",
+    ),
+    (Stage.START, Bound.GRAPHS): (
+        "cuda_graphs",
+        "The KV pool needs at least {needed}; the activations of the largest step and CUDA graphs leave {available}, "
+        "and without the graphs it fits. Use --no-cuda-graphs, or lower --max-running-requests.",
     ),
     (Stage.START, Bound.CAP): (
         "max_total_tokens",

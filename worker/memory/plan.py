@@ -2,14 +2,15 @@
 
     weights        fixed: what the loaded model takes
     KV cache       the least of   mem_fraction_static x (total - weights)        the operator's share
-                                  (total - weights) - activation peak            what the largest step leaves
+                                  (total - weights) - activation peak            what the largest step leaves, beside
+                                                    - CUDA graphs                what recorded steps keep
                                   max_total_tokens, and the padding page         where the operator caps it
                    in whole pages; the padding sink is one of them
-    activations    the rest: never less than the measured peak
+    activations    the rest: never less than the measured peak and the graphs
 
-The peak is measured by the runner, in a dummy step at the largest chunk and batch. A plan that cannot serve one request
-of the length asked for is an error with advice. Called by the runner at start, on any device: where the device's size
-is a setting (a CPU), the same arithmetic fails in the same ways.
+The peak is measured by the runner, in a dummy step at the largest chunk and batch; what CUDA graphs keep, by recording
+some of them. A plan that cannot serve one request of the length asked for is an error with advice. Called by the runner
+at start, on any device: where the device's size is a setting (a CPU), the same arithmetic fails in the same ways.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ class MemoryDemand:
     min_context_tokens: int | None = None
     """Length that one request must be able to reach, prompt and completion: what the operator asked for. None: nothing
     was, and any length of use will do."""
+    graphs_bytes: int = 0
+    """Measured: what CUDA graphs keep for as long as the worker serves, beside what a step holds."""
     peak_is_estimate: bool = False
-    """The activation peak was worked out, not measured: a plan made without the device."""
+    """The activation peak and the graphs were worked out, not measured: a plan made without the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class MemoryPlan:
     kv_bytes: int
     activations_bytes: int
     activation_peak_bytes: int
+    graphs_bytes: int
     num_pages: int
     """Pages of the KV pool, the padding sink included: what `PageAllocator` and `TokenToKVPool` are made with."""
     page_size: int
@@ -113,6 +117,8 @@ class MemoryPlan:
         """Rows for printing: pool, size, share of the device, remark."""
         kv = f"{self.kv_tokens:,} tokens in pages of {self.page_size}"
         peak = f"{'estimated' if self.peak_is_estimate else 'measured'} peak {format_bytes(self.activation_peak_bytes)}"
+        if self.graphs_bytes:
+            peak += f", CUDA graphs {format_bytes(self.graphs_bytes)}"
         return [
             self._row("weights", self.weights_bytes, "the model"),
             self._row("KV cache", self.kv_bytes, kv),
@@ -145,6 +151,7 @@ def plan_memory(demand: MemoryDemand) -> MemoryPlan:
         kv_bytes=kv_bytes,
         activations_bytes=remaining - kv_bytes,
         activation_peak_bytes=demand.activation_peak_bytes,
+        graphs_bytes=demand.graphs_bytes,
         num_pages=num_pages,
         page_size=demand.page_size,
         bounded_by=_in_words(bound, demand),
@@ -198,7 +205,7 @@ def _kv_limits(demand: MemoryDemand, remaining: int, page_bytes: int) -> dict[Bo
     """Bytes that each bound allows the KV pool, the share first: the order that settles ties."""
     limits = {
         Bound.FRACTION: math.floor(demand.mem_fraction_static * remaining),
-        Bound.ACTIVATIONS: remaining - demand.activation_peak_bytes,
+        Bound.ACTIVATIONS: remaining - demand.activation_peak_bytes - demand.graphs_bytes,
     }
     if demand.max_total_tokens is not None:
         limits[Bound.CAP] = (1 + pages_for(demand.max_total_tokens, demand.page_size)) * page_bytes
@@ -213,6 +220,8 @@ def _advice_for_small_pool(
     share = (math.floor(1000 * needed / remaining) + 1) / 1000
     if share >= 1:
         return advise(Stage.START, Shortage(needed, remaining, Bound.DEVICE))
+    if limits[Bound.ACTIVATIONS] < needed <= limits[Bound.ACTIVATIONS] + demand.graphs_bytes:
+        return advise(Stage.START, Shortage(needed, max(limits[Bound.ACTIVATIONS], 0), Bound.GRAPHS))
     if needed > limits[Bound.ACTIVATIONS]:
         return advise(Stage.START, Shortage(needed, max(limits[Bound.ACTIVATIONS], 0), Bound.ACTIVATIONS))
     if bound is Bound.CAP:
@@ -226,7 +235,8 @@ def _in_words(bound: Bound, demand: MemoryDemand) -> str:
         return f"mem_fraction_static = {demand.mem_fraction_static:g}"
     if bound is Bound.CAP:
         return f"max_total_tokens = {demand.max_total_tokens}"
-    return f"the activation peak of {format_bytes(demand.activation_peak_bytes)} (chunked_prefill_size)"
+    graphs = f", and CUDA graphs of {format_bytes(demand.graphs_bytes)}" if demand.graphs_bytes else ""
+    return f"the activation peak of {format_bytes(demand.activation_peak_bytes)} (chunked_prefill_size){graphs}"
 
 
 def _reason(bound: Bound, demand: MemoryDemand, remaining: int) -> str:
@@ -236,6 +246,6 @@ def _reason(bound: Bound, demand: MemoryDemand, remaining: int) -> str:
     if bound is Bound.CAP:
         return f"max_total_tokens {demand.max_total_tokens}, and the padding page"
     kind = "estimated" if demand.peak_is_estimate else "measured"
-    return f"the {left} left after the weights, less the {kind} activation peak of " + format_bytes(
-        demand.activation_peak_bytes
-    )
+    peak = format_bytes(demand.activation_peak_bytes)
+    graphs = f" and CUDA graphs of {format_bytes(demand.graphs_bytes)}" if demand.graphs_bytes else ""
+    return f"the {left} left after the weights, less the {kind} activation peak of {peak}{graphs}"

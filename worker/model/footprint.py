@@ -4,12 +4,14 @@ weights       parameters x bytes of their format; formats below 16 bits hold the
               embedding, the head and the norms at 16 bits, as published checkpoints do
 KV            2 (K and V) x layers x KV heads x head size x bytes, a token
 activations   an estimate of the largest step; a worker measures instead, at start
+CUDA graphs   the activations of the largest recorded step, and what the driver keeps of each; measured as well
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker.core.graph_sizes import graph_sizes
 from worker.model.configuration import ModelConfig
 
 _GATHERED_TOKENS = 65_536
@@ -17,6 +19,11 @@ _GATHERED_TOKENS = 65_536
 _SAMPLING_BYTES = 36
 """A row and vocabulary entry, while the sampler filters and cumulates: logits, a copy as the model gave them and scores
 in float32, sums in 64."""
+
+GRAPH_LAYER_BYTES = 256 << 10
+"""What the driver keeps of one layer of a recorded step: an assumption, of the order of what engines that record steps
+of 8B models report. A worker measures it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +97,25 @@ def estimate_activations(
     its two halves' product and its activation, or q, k and v with their rotated copies and what attention gathers.
     """
     tokens = chunk + rows - 1
-    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    mlp = tokens * 4 * config.intermediate_size
+    key_value = config.num_kv_heads * config.head_dim
     gathered = 2 * key_value * min(max(_GATHERED_TOKENS, context), rows * context)
-    attention = tokens * (4 * query + 4 * key_value) + gathered
-    layer = (tokens * 2 * config.hidden_size + max(mlp, attention)) * element_bytes
+    layer = _layer_elements(config, tokens, gathered) * element_bytes
     return ActivationEstimate(
         layer=layer,
         sampling=rows * config.vocab_size * _SAMPLING_BYTES + tokens * config.hidden_size * element_bytes,
         rows=rows * (context + config.vocab_size) * 4,
     )
+
+
+def estimate_graphs(config: ModelConfig, *, rows: int, element_bytes: int) -> int:
+    """Bytes of the CUDA graphs of all sizes that a worker with so many rows records."""
+    sizes = graph_sizes(rows)
+    activations = _layer_elements(config, sizes[-1], gathered=0) * element_bytes
+    return activations + len(sizes) * config.num_layers * GRAPH_LAYER_BYTES
+
+
+def _layer_elements(config: ModelConfig, tokens: int, gathered: int) -> int:
+    query, key_value = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    mlp = tokens * 4 * config.intermediate_size
+    attention = tokens * (4 * query + 4 * key_value) + gathered
+    return tokens * 2 * config.hidden_size + max(mlp, attention)

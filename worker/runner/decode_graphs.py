@@ -25,9 +25,6 @@ from torch import Tensor
 from worker.core.step import StepPlan
 from worker.memory.transfers import upload
 
-LARGEST_SIZE = 256
-"""With more sequences a step computes for longer than it takes to launch."""
-
 _MOST_DIFFERENCE = 0.1
 """Of a replayed step from the same step launched kernel by kernel, relative: roundings differ, nothing else may."""
 
@@ -36,13 +33,6 @@ Record: TypeAlias = Callable[[Callable[[], None]], Replay]
 """Keeps what a function launches, to be launched again on the same memory by `Replay`."""
 ComputeDecodes: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """rows, positions, slots of one token a sequence, int64 each -> [num_sequences, hidden_size]."""
-
-
-def graph_sizes(max_rows: int) -> list[int]:
-    """Numbers of sequences to record, ascending: padding costs little where the steps between them are small."""
-    largest = min(max_rows, LARGEST_SIZE)
-    sizes = {1, 2, 4, *range(8, 64, 8), *range(64, LARGEST_SIZE, 16)}
-    return [*sorted(size for size in sizes if size < largest), largest]
 
 
 class RecordingError(Exception):

@@ -4,6 +4,7 @@ device, dtype        as the settings say, or what is fast there
 weights              refused before they are read when they cannot fit
 rows, chunk          derived from the device's memory where the settings leave them open
 activation peak      measured: one layer of the largest step
+CUDA graphs          measured: what a few keep, where steps of decodes can be recorded
 plan                 the three pools
 KV pool              allocated as planned
 CUDA graphs          steps of decodes are recorded, where the attention can be
@@ -19,6 +20,7 @@ import torch
 
 from radixfleet.clock import Clock
 from radixfleet.types import Capacity
+from worker.core.graph_sizes import graph_sizes
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, rows_for
 from worker.memory.advisor import Bound, Shortage, Stage, advise
@@ -40,7 +42,6 @@ from worker.model.row_invariance import row_invariant_silu
 from worker.runner.activation_peak import activation_peak
 from worker.runner.computer_parts import ComputerParts
 from worker.runner.cuda_graphs import recorder_for
-from worker.runner.decode_graphs import graph_sizes
 from worker.runner.devices import (
     choose_dtype,
     make_current,
@@ -50,6 +51,7 @@ from worker.runner.devices import (
     warn_of_idle_gpu,
 )
 from worker.runner.fused_layers import choose_layer_ops
+from worker.runner.graph_memory import bytes_of_graphs, driver_bytes
 from worker.runner.largest_step import largest_step
 from worker.runner.memory_errors import advised, release_cached
 from worker.runner.rows import RowState
@@ -90,7 +92,6 @@ class _Loading:
             _log.warning("deterministic inference is proven on CPUs; on this device, run: python -m tests.gpu.run")
         self._dtype = choose_dtype(self._device, config.dtype)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
-        self._record = recorder_for(self._device) if config.cuda_graphs else None
 
     def run(self) -> tuple[StepComputer, Ready]:
         if self._device.type == "cpu":
@@ -115,7 +116,8 @@ class _Loading:
             sampler = parts.sampler(rows, self._compiler, self._threads)
             step = largest_step(max_running, chunk, max(min(max_context, kv_tokens), chunk))
             peak = self._measure(parts.computer(model.first_layers(1), rows, sampler, num_pages=1), step)
-        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes)
+            graphs_bytes = self._measure_graphs(parts.computer(model, rows, sampler, num_pages=1), model, max_running)
+        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes, graphs_bytes)
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
@@ -132,23 +134,24 @@ class _Loading:
         release_cached(self._device)  # pieces of weights and activations, of other sizes than the pool's
         with advised(Stage.START, Bound.ALLOCATION, self._device):
             computer = parts.computer(model, rows, sampler, plan.num_pages)
-        self._record_decodes(computer, max_running)
+        self._record_decodes(computer, max_running, graphs_bytes)
         return computer, ready
 
-    def _record_decodes(self, computer: StepComputer, max_running: int) -> None:
+    def _record_decodes(self, computer: StepComputer, max_running: int, planned_bytes: int) -> None:
         """Where it fails, for lack of memory too, steps are launched kernel by kernel."""
-        if self._record is None or not computer.can_record:
+        record = recorder_for(self._device) if self._config.cuda_graphs else None
+        if record is None or not computer.can_record:
             return
         started_s, free_bytes, sizes = self._clock.now(), usable_memory(self._device, None), graph_sizes(max_running)
         _log.info("recording CUDA graphs", sizes=sizes)
         try:
-            computer.record_decodes(sizes, self._record)
+            computer.record_decodes(sizes, record)
         except Exception as error:  # noqa: BLE001 - the worker can serve without
             _log.warning("no CUDA graphs: each step is launched kernel by kernel, and decodes slower", why=str(error))
         else:
             taken_bytes = free_bytes - usable_memory(self._device, None)
             seconds = round(self._clock.now() - started_s, 1)
-            _log.info("CUDA graphs recorded", bytes=taken_bytes, seconds=seconds)
+            _log.info("CUDA graphs recorded", bytes=taken_bytes, planned_bytes=planned_bytes, seconds=seconds)
             return
         release_cached(self._device)  # here, where the error, and with it what was recorded, is gone
 
@@ -205,14 +208,27 @@ class _Loading:
         """
         started_s = self._clock.now()
         peak = activation_peak(self._device, lambda: computer.compute(step))
-        if self._record is not None and computer.can_record:
-            # Graphs keep what they compute with for themselves.
-            peak += activation_peak(self._device, lambda: computer.try_decodes(graph_sizes(step.num_sequences)[-1]))
         seconds = round(self._clock.now() - started_s, 2)
         _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
         return peak
 
-    def _plan(self, model: LlamaModel, activation_peak_bytes: int) -> MemoryPlan:
+    def _measure_graphs(self, computer: StepComputer, model: LlamaModel, max_running: int) -> int:
+        """What CUDA graphs will keep, in bytes: what they compute with, and what the driver needs of each."""
+        record, sizes = recorder_for(self._device) if self._config.cuda_graphs else None, graph_sizes(max_running)
+        if record is None or not computer.can_record:
+            return 0
+        largest = activation_peak(self._device, lambda: computer.try_decodes(sizes[-1]))
+        driver = bytes_of_graphs(
+            computer.record_decodes,
+            sizes=sizes,
+            num_layers=len(model.weights.layers),
+            record=record,
+            taken_bytes=lambda: driver_bytes(self._device),
+        )
+        _log.debug("CUDA graphs measured", driver_bytes=driver, activations_bytes=largest, sizes=len(sizes))
+        return driver + largest if driver else 0
+
+    def _plan(self, model: LlamaModel, activation_peak_bytes: int, graphs_bytes: int) -> MemoryPlan:
         """For no more than can still be had: kernels and workspaces of libraries, and other processes, have had theirs
         since loading began. What others take of what is not this worker's share costs it nothing.
         """
@@ -223,6 +239,7 @@ class _Loading:
                 total_bytes=self._total_bytes if reachable_bytes is None else min(self._total_bytes, reachable_bytes),
                 weights_bytes=model.nbytes,
                 activation_peak_bytes=activation_peak_bytes,
+                graphs_bytes=graphs_bytes,
                 kv_bytes_per_token=model.config.kv_bytes_per_token(self._dtype.itemsize),
                 page_size=self._config.page_size,
                 mem_fraction_static=self._config.mem_fraction_static,

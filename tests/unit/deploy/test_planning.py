@@ -109,8 +109,8 @@ def test_a_pool_below_the_models_own_limit_is_a_warning_with_what_to_change(radi
     assert code == 0
     _, found, advice = out.partition("warning:")
     assert found
-    assert "66,640 tokens, less than one request of the model's own limit of 131,072" in advice
-    assert "--context-length 66640" in advice
+    assert "65,920 tokens, less than one request of the model's own limit of 131,072" in advice
+    assert "--context-length 65920" in advice
     assert "int4 on a device of 24.0 GiB" in advice
     assert "bfloat16 on A100-40" in advice
     assert "--mem-fraction-static" not in advice, "no share is enough on this device"

@@ -20,6 +20,7 @@ SITUATIONS = [
     ),
     (Stage.START, Bound.FRACTION, "mem_fraction_static", ["Raise --mem-fraction-static to 0.95"], ["ower", "chunk"]),
     (Stage.START, Bound.ACTIVATIONS, "chunked_prefill_size", ["Lower --chunked-prefill-size"], ["Raise", "fraction"]),
+    (Stage.START, Bound.GRAPHS, "cuda_graphs", ["Use --no-cuda-graphs"], ["aise", "fraction", "chunk"]),
     (Stage.START, Bound.CAP, "max_total_tokens", ["Raise --max-total-tokens to 0.95"], ["ower", "fraction"]),
     (Stage.START, Bound.DEVICE, "device_memory", ["--device-memory", "smaller model"], ["fraction", "chunk"]),
     (

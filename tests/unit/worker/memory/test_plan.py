@@ -43,6 +43,27 @@ def test_kv_leaves_room_for_the_measured_activation_peak() -> None:
     assert plan.bounded_by == "the activation peak of 1.00 GiB (chunked_prefill_size)"
 
 
+def test_kv_leaves_room_for_what_recorded_steps_keep() -> None:
+    """Behaviour 62: recording comes last, and would find the device full."""
+    plan = plan_memory(demand(activation_peak_bytes=GIB, graphs_bytes=300 * MIB))
+    assert plan.activations_bytes >= GIB + 300 * MIB
+    assert plan.kv_bytes > 4 * GIB - 300 * MIB - 16 * 23_040
+    assert plan.bounded_by == ("the activation peak of 1.00 GiB (chunked_prefill_size), and CUDA graphs of 300.00 MiB")
+    assert kv_bound_of(plan.pools()) is Bound.ACTIVATIONS
+    assert plan.table()[2][3] == "measured peak 1.00 GiB, CUDA graphs 300.00 MiB"
+    assert plan.kv_limits[1].reason.endswith("measured activation peak of 1.00 GiB and CUDA graphs of 300.00 MiB")
+
+
+def test_graphs_that_leave_no_room_for_a_request_are_named() -> None:
+    """Behaviour 62: what gives way is what the worker can do without."""
+    tight: dict[str, object] = {"total_bytes": 3 * GIB + 600 * MIB, "min_context_tokens": 10_000}
+    setting, text = failing(graphs_bytes=200 * MIB, **tight)
+    assert setting == "cuda_graphs"
+    assert "without the graphs it fits" in text
+    plan_memory(demand(**tight))
+    assert failing(graphs_bytes=200 * MIB, activation_peak_bytes=500 * MIB, **tight)[0] == "chunked_prefill_size"
+
+
 def test_kv_can_be_capped_in_tokens() -> None:
     plan = plan_memory(demand(max_total_tokens=1000))
     assert plan.kv_tokens == 1008

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor
 from tests.support.recorded_ops import ReplayedOnCpu, record
 from tests.support.runner_driver import RunnerDriver
 from tests.support.tiny_model import tiny_model
+from worker.core.graph_sizes import LARGEST_SIZE, graph_sizes
 from worker.core.step import StepPlan
-from worker.runner.decode_graphs import LARGEST_SIZE, DecodeGraphs, RecordingError, Replay, graph_sizes
+from worker.runner import torch_loading
+from worker.runner.decode_graphs import DecodeGraphs, RecordingError, Replay
 from worker.runner.torch_config import TorchRunnerConfig
 
 PROMPT = list(range(3, 40))
@@ -113,7 +116,7 @@ def test_what_reads_numbers_of_the_host_is_found_out() -> None:
 def test_steps_of_decodes_are_replayed_and_change_no_token() -> None:
     counting = Counting()
     replayed, plain = RunnerDriver(ReplayedOnCpu(config(), counting)), RunnerDriver(ReplayedOnCpu(config(), failing))
-    assert counting.recordings == len(graph_sizes(7))
+    assert counting.recordings == 2 * len(graph_sizes(7)), "recorded once to be measured, and once to stay"
     tried = counting.replays
     for driver in (replayed, plain):
         for row in range(6):
@@ -127,6 +130,21 @@ def test_steps_of_decodes_are_replayed_and_change_no_token() -> None:
         driver.step({0: 0, 6: 20, 5: 0})
     assert counting.replays == tried + 15
     assert {row: replayed.rows[row].tokens for row in range(6)} == {row: plain.rows[row].tokens for row in range(6)}
+
+
+def test_the_pool_leaves_room_for_what_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviour 62: graphs are recorded when the pool has taken the rest of the device."""
+    keeps, counting = 600 << 10, Counting()
+    scarce = msgspec.structs.replace(config(), max_total_tokens=None, mem_fraction_static=0.999)
+    plain = ReplayedOnCpu(msgspec.structs.replace(scarce, cuda_graphs=False)).load().memory
+    monkeypatch.setattr(torch_loading, "driver_bytes", lambda _device: counting.recordings * keeps)
+    with capture_logs() as logs:
+        recorded = ReplayedOnCpu(scarce, counting).load().memory
+    (line,) = [line for line in logs if line["event"] == "CUDA graphs recorded"]
+    assert line["planned_bytes"] > len(graph_sizes(7)) * keeps
+    page_bytes = 16 * 2 * 2 * 2 * 16 * 4
+    assert abs(line["planned_bytes"] - (plain.kv_bytes - recorded.kv_bytes)) < page_bytes
+    assert "CUDA graphs of" in recorded.bounded_by
 
 
 def failing(_: Callable[[], None]) -> Replay:
