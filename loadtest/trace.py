@@ -40,6 +40,8 @@ class Trace:
 
     path: Path
     speed: float = 1.0
+    requests_per_s: float | None = None
+    """Replay it at this mean rate, whatever `speed` says; a trace of one moment stays one."""
     max_requests: int | None = None
     """The first so many; None: all."""
     id_tokens: int = ID_TOKENS
@@ -51,6 +53,10 @@ class Trace:
         lines = sorted(self._lines(), key=lambda line: line.timestamp)
         if not lines:
             raise TraceError(f"{self.path} holds no requests")
+        begin_ms = lines[0].timestamp
+        recorded_s, speed = (lines[-1].timestamp - begin_ms) / 1000, self.speed
+        if self.requests_per_s is not None and recorded_s:
+            speed = self.requests_per_s * recorded_s / len(lines)
         # Ids may be any numbers; names are small ones.
         names: dict[int, int] = {}
         for line in lines:
@@ -58,7 +64,7 @@ class Trace:
                 names.setdefault(identity, len(names))
         return [
             Arrival(
-                at_s=(line.timestamp - lines[0].timestamp) / 1000 / self.speed,
+                at_s=(line.timestamp - begin_ms) / 1000 / speed,
                 runs=self._runs(line, names),
                 max_new_tokens=line.output_length,
                 answer=len(names) + index,

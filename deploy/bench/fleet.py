@@ -88,14 +88,8 @@ class Demand:
             raise UnfitWorkload(
                 f"no workload is called {self.workload!r}, nor is there such a file; there are {', '.join(CATALOG)}"
             )
-        trace = Trace(path, speed=self.speed, max_requests=self.requests)
-        arrivals = trace.arrivals(vocab_size=target.vocab_size, seed=self.seed)
-        if self.rate is None or not arrivals[-1].at_s:
-            return arrivals
-        speed = self.speed * self.rate * arrivals[-1].at_s / len(arrivals)
-        return Trace(path, speed=speed, max_requests=self.requests).arrivals(
-            vocab_size=target.vocab_size, seed=self.seed
-        )
+        trace = Trace(path, self.speed, self.rate, max_requests=self.requests)
+        return trace.arrivals(vocab_size=target.vocab_size, seed=self.seed)
 
 
 async def survey(endpoint: Endpoint, model: str) -> Target:

@@ -81,10 +81,8 @@ class Experiment:
                 f"no workload is called {self.workload!r}, nor is there such a file; there are {', '.join(CATALOG)}; "
                 + _TRACES
             )
-        arrivals = self._replayed(path, self.speed or 1.0)
-        if self.rate is None or arrivals[-1].at_s == 0:
-            return arrivals
-        return self._replayed(path, self.rate * arrivals[-1].at_s / len(arrivals))
+        trace = Trace(path, self.speed or 1.0, self.rate, max_requests=self.requests, id_tokens=self.id_tokens)
+        return trace.arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
 
     def variants(self) -> list[Variant]:
         """What is to be compared. Raises ExperimentError."""
@@ -136,10 +134,6 @@ class Experiment:
             rate = self.load * requests_per_s(presets, probe)
             size = Size(size.num_workers, size.kv_tokens, size.num_requests, rate)
         return entry.make(size).arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
-
-    def _replayed(self, path: Path, speed: float) -> list[Arrival]:
-        trace = Trace(path, speed=speed, max_requests=self.requests, id_tokens=self.id_tokens)
-        return trace.arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
 
 
 def offered_load(presets: Sequence[Preset], arrivals: Sequence[Arrival]) -> float:

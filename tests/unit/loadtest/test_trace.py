@@ -41,6 +41,15 @@ def test_times_are_seconds_since_the_first_request_and_speed_divides_them(write)
     assert [each.at_s for each in Trace(path, speed=4.0).arrivals(vocab_size=10, seed=0)] == [0.0, 0.25, 1.0]
 
 
+def test_a_mean_rate_goes_before_the_speed(write):
+    path = write(entry(5000, 10, [1]), entry(9000, 10, [2]), entry(6000, 10, [3]))
+    for speed in (1.0, 4.0):
+        arrivals = Trace(path, speed, requests_per_s=6.0).arrivals(vocab_size=10, seed=0)
+        assert [each.at_s for each in arrivals] == [0.0, 0.125, 0.5]
+    at_once = write(entry(7, 10, [1]), entry(7, 10, [2]))
+    assert [each.at_s for each in Trace(at_once, requests_per_s=6.0).arrivals(vocab_size=10, seed=0)] == [0.0, 0.0]
+
+
 def test_answers_are_told_apart_from_each_other_and_from_all_prompts(write):
     path = write(*(entry(index, 512, [index], output=50) for index in range(20)))
     arrivals = Trace(path).arrivals(vocab_size=10_000, seed=0)
