@@ -9,27 +9,34 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.slow_sampling import distribution
-from worker.sampling.filters import keep_likely, nucleus_by_halving, nucleus_by_sorting
+from worker.sampling.filters import keep_likely, nucleus_by_halving
+from worker.sampling.host_draw import thresholds
 from worker.sampling.nucleus import nucleus_by_kernel
+
+
+def nucleus_by_sorting(scores: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """The form for CPUs."""
+    nothing = np.zeros(len(scores))
+    return torch.from_numpy(thresholds(scores.numpy(), nothing.astype(np.int64), shares.numpy(), nothing))[:, None]
+
 
 FORMS = [nucleus_by_sorting, nucleus_by_halving, *([nucleus_by_kernel] if platform.system() == "Linux" else [])]
 
 
 def kept(logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """Which tokens the filters keep, bool [vocab]; beside it in the batch is a row that keeps all."""
+    """Which tokens the filters keep, bool [vocab], on GPUs and CPUs; beside it in the batch is a row that keeps all."""
     scores = torch.from_numpy(((logits - logits.max()) / temperature).astype(np.float32))
     rows = torch.stack((scores, scores))
-    result = keep_likely(
-        rows,
-        np.array([top_k, 0]),
-        np.array([top_p, 1.0]),
-        np.array([min_p, 0.0]),
-    )
+    filters = np.array([top_k, 0]), np.array([top_p, 1.0]), np.array([min_p, 0.0])
+    result, least = keep_likely(rows, *filters), thresholds(rows.numpy(), *filters)
+    assert least[1] == -np.inf
     assert torch.equal(result[1], scores)
     assert torch.equal(rows[0], scores), "the input was changed"
     alive = result[0] > -torch.inf
     assert torch.equal(result[0][alive], scores[alive])
-    return alive.numpy()
+    assert abs(int((scores >= float(least[0])).sum()) - int(alive.sum())) <= 1
+    of_host: np.ndarray = scores.numpy() >= least[0]
+    return of_host
 
 
 @settings(max_examples=300, deadline=None)

@@ -11,7 +11,7 @@ import torch
 
 from worker.core.step import Int32Array, RowStart, StepPlan
 from worker.memory.transfers import upload
-from worker.sampling.sampler import SamplingBatch
+from worker.sampling.batch import SamplingBatch
 
 
 class RowState:

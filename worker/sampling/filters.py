@@ -6,7 +6,7 @@
     min_p        tokens at least min_p times as likely as the likeliest: score >= log(min_p)
 
 All three keep tokens by score alone, so tokens that tie with the last one kept are kept too, and the result does not
-depend on the order in which a sort leaves equal scores.
+depend on the order in which a sort leaves equal scores. On a CPU `host_draw.thresholds` finds the same.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch import Tensor
 from worker.memory.transfers import upload, upload_indices
 from worker.sampling.nucleus import kernel_or, nucleus_by_kernel
 
-_NUM_CANDIDATES = 1024
-"""Sorting this many is several times cheaper than sorting a vocabulary, and nearly always enough."""
 _MAGNITUDE = 0x7FFFFFFF
 _INFINITY_BITS = 0x7F800000
 
@@ -40,10 +38,10 @@ def keep_likely(
 
 
 def rows_are_alike(device: torch.device) -> bool:
-    """No row's result depends on the others in its batch, to the bit: on GPUs with the kernel all that is summed is
-    summed row by row, and what is done to single elements is done alike.
+    """No row's result depends on the others in its batch, to the bit: on a CPU rows are drawn one by one, on GPUs with
+    the kernel all that is summed is summed row by row, and what is done to single elements is done alike.
     """
-    return device.type != "cpu" and kernel_or(nucleus_by_halving, device) is nucleus_by_kernel
+    return device.type == "cpu" or kernel_or(nucleus_by_halving, device) is nucleus_by_kernel
 
 
 def _keep_top_k(scores: Tensor, top_k: npt.NDArray[np.int64]) -> Tensor:
@@ -60,11 +58,9 @@ def _keep_top_p(scores: Tensor, top_p: npt.NDArray[np.float64]) -> Tensor:
     if not len(limited):
         return scores
     rows, shares = upload_indices(limited, scores.device), upload(top_p[limited], scores.device)
-    if scores.device.type == "cpu":
-        thresholds = nucleus_by_sorting(scores[rows], shares)
-    else:
-        thresholds = kernel_or(nucleus_by_halving, scores.device)(scores[rows], shares)
-    return _without_below(scores, rows, thresholds)
+    on_cpu = scores.device.type == "cpu"
+    nucleus = nucleus_by_halving if on_cpu else kernel_or(nucleus_by_halving, scores.device)
+    return _without_below(scores, rows, nucleus(scores[rows], shares))
 
 
 def _keep_min_p(scores: Tensor, min_p: npt.NDArray[np.float64]) -> Tensor:
@@ -82,20 +78,11 @@ def _without_below(scores: Tensor, rows: Tensor, thresholds: Tensor) -> Tensor:
     return kept
 
 
-def nucleus_by_sorting(scores: Tensor, shares: Tensor) -> Tensor:
-    """Score [n, 1] of the least likely token in each row's nucleus. `shares` float64 [n]. Waits for the device."""
-    mass = shares * scores.double().exp().sum(1)
-    num_candidates = min(_NUM_CANDIDATES, scores.shape[1])
-    thresholds, found = _reached(scores.topk(num_candidates, dim=1).values, mass)
-    for row in (~found).nonzero()[:, 0].tolist():  # a flat distribution: its nucleus is larger than the candidates
-        ordered = scores[row : row + 1].sort(dim=1, descending=True).values
-        thresholds[row] = _reached(ordered, mass[row : row + 1])[0][0]
-    return thresholds
-
-
 def nucleus_by_halving(scores: Tensor, shares: Tensor) -> Tensor:
-    """The same without waiting for the device, nor sorting: by halving the range in which the threshold lies. For GPUs
-    where the kernel of `worker.sampling.nucleus` cannot be had, since it launches nine operations a halving.
+    """Score [n, 1] of the least likely token in each row's nucleus, `shares` float64 [n] of all; waits for no device.
+
+    By halving the range in which it lies: for GPUs where the kernel of `worker.sampling.nucleus` cannot be had, since
+    it launches nine operations a halving.
 
     Scores are 0 and below, and the bits of float32 numbers of one sign are ordered as the numbers are: 31 halvings of
     the bits' range end at the very score.
@@ -110,11 +97,3 @@ def nucleus_by_halving(scores: Tensor, shares: Tensor) -> Tensor:
         highest = torch.where(is_enough, middle, highest)
         lowest = torch.where(is_enough, lowest, (middle + 1).minimum(highest))
     return highest.view(torch.float32).neg()
-
-
-def _reached(ordered: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
-    """Score [n, 1] of the token with which the sum over descending scores reaches `mass`, and bool [n]: it does."""
-    sums = ordered.double().exp().cumsum(1)
-    reached = (sums < mass[:, None]).sum(1, keepdim=True)
-    last = ordered.shape[1] - 1
-    return ordered.gather(1, reached.clamp(max=last)), reached[:, 0] <= last

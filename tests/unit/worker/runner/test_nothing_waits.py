@@ -33,9 +33,10 @@ from worker.runner.attention.sdpa import SdpaBackend
 from worker.runner.computer_parts import ComputerParts
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
+from worker.sampling.batch import SamplingBatch
 from worker.sampling.grammar import GrammarCompiler
 from worker.sampling.nucleus import nucleus_by_kernel
-from worker.sampling.sampler import SamplingBatch, sample
+from worker.sampling.sampler import sample
 
 pytest.importorskip("triton", reason="Triton is for Linux")
 PAGE, MAX_ROWS, CONTEXT = 16, 12, 256

@@ -3,11 +3,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support.slow_sampling import distribution
-from worker.sampling.noise import noise, streams
-from worker.sampling.sampler import SamplingBatch, sample
+from worker.sampling.batch import SamplingBatch
+from worker.sampling.counter_random import stream_bits
+from worker.sampling.host_draw import thresholds
+from worker.sampling.noise import gumbel, hashes, noise
+from worker.sampling.sampler import sample
 
 
 def batch(size: int, banned: tuple[tuple[int, tuple[int, ...]], ...] = (), **values: Any) -> SamplingBatch:
@@ -28,6 +33,10 @@ def batch(size: int, banned: tuple[tuple[int, tuple[int, ...]], ...] = (), **val
         },
         banned=banned,
     )
+
+
+def streams(seeds: np.ndarray, positions: np.ndarray) -> Tensor:
+    return torch.from_numpy(stream_bits(seeds, positions).view(np.int32).reshape(-1, 2))
 
 
 def tokens(logits: Tensor, parameters: SamplingBatch) -> list[int]:
@@ -191,7 +200,7 @@ def test_last_bits_of_logits_flip_few_draws() -> None:
 
 def test_noise_is_fixed_forever() -> None:
     """A recorded (seed, position) must replay in later versions, and on other devices."""
-    rows = torch.from_numpy(streams(np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 5, 10**6])))
+    rows = streams(np.array([0, 1, 2**64 - 1], np.uint64), np.array([0, 5, 10**6]))
     expected = torch.tensor(
         [
             [1.777847, 0.5755, 0.322725, 3.380201],
@@ -203,10 +212,51 @@ def test_noise_is_fixed_forever() -> None:
     assert torch.equal(noise(rows, 49_152)[:, :4], noise(rows, 4)), "a token's noise does not depend on the vocabulary"
 
 
+def test_the_noise_of_some_tokens_is_that_of_all() -> None:
+    """The form for CPUs, which makes it for few tokens, and the one for GPUs."""
+    seeds, positions = np.arange(30, dtype=np.uint64), np.arange(30) * 3
+    of_all = noise(streams(seeds, positions), 5000).numpy()
+    words = stream_bits(seeds, positions).view(np.uint32).reshape(-1, 2)
+    np.testing.assert_allclose(gumbel(hashes(words, np.arange(5000, dtype=np.uint32))), of_all, rtol=2e-6, atol=1e-6)
+    some = np.arange(30, dtype=np.uint32) * 160
+    np.testing.assert_allclose(
+        gumbel(hashes(words, some[:, None]))[:, 0], of_all[range(30), some], rtol=2e-6, atol=1e-6
+    )
+    ends = gumbel(np.array([0, 2**31 - 1], np.uint32))
+    assert np.isfinite(ends).all()
+    assert ends[0] > 22 > -2 > ends[1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    vocab_size=st.integers(1, 3000),
+    spread=st.sampled_from([0.0, 0.01, 1.0, 4.0, 30.0]),
+    temperature=st.sampled_from([0.01, 0.7, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 0, 1, 20, 2000]),
+    top_p=st.sampled_from([1.0, 1.0, 0.3, 0.95, 0.9999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.03]),
+    seed=st.integers(0, 2**32),
+)
+def test_what_is_drawn_has_the_largest_score_and_noise(
+    vocab_size: int, spread: float, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    """Behaviour 31: of all tokens that the filters keep, although the noise of few is looked at."""
+    random = np.random.default_rng(seed)
+    logits = (random.standard_normal((5, vocab_size)) * spread).astype(np.float32)
+    logits[random.random(logits.shape) < 0.1] = -np.inf
+    logits[:, vocab_size // 2] = 1.0
+    asked = batch(5, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=random.integers(0, 2**63, 5))
+    drawn = tokens(torch.from_numpy(logits), asked)
+    scores = (logits - logits.max(1, keepdims=True)) / asked.temperature[:, None]
+    kept = scores >= thresholds(scores, asked.top_k, asked.top_p, asked.min_p)[:, None]
+    values = np.where(kept, scores + noise(streams(asked.seeds, asked.positions), vocab_size).numpy(), -np.inf)
+    assert (values[range(5), drawn] >= values.max(1) - 1e-5).all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_noise_and_nuclei_are_the_same_on_a_gpu() -> None:
-    rows = torch.from_numpy(streams(np.arange(50, dtype=np.uint64), np.arange(50)))
+    rows = streams(np.arange(50, dtype=np.uint64), np.arange(50))
     torch.testing.assert_close(noise(rows.cuda(), 5000).cpu(), noise(rows, 5000), rtol=1e-5, atol=1e-5)
     logits = torch.randn(50, 5000, generator=torch.Generator().manual_seed(2)) * 3
     parameters = batch(50, temperature=1.0, top_p=0.9, top_k=400, min_p=0.001, seeds=np.arange(50))
@@ -219,7 +269,7 @@ def test_noise_and_nuclei_are_the_same_on_a_gpu() -> None:
 def test_noise_is_gumbels() -> None:
     """By its quantiles, over tokens, over positions and over seeds; tokens beside each other are independent."""
     for seeds, positions, size in ((np.zeros(1), np.zeros(1), 200_000), (np.arange(200_000), np.zeros(200_000), 1)):
-        rows = torch.from_numpy(streams(seeds.astype(np.uint64), positions.astype(np.int64)))
+        rows = streams(seeds.astype(np.uint64), positions.astype(np.int64))
         values = noise(rows, size).ravel().double()
         uniform = (-(-values).exp()).exp().numpy()
         counts = np.histogram(uniform, bins=100, range=(0, 1))[0]

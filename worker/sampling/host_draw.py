@@ -1,0 +1,120 @@
+"""Draws tokens on a CPU: those that `worker.sampling.sampler` draws elsewhere, for a fraction of the work.
+
+    scores -> threshold of the filters (top_k, top_p, min_p) -> candidates -> their noise -> the largest score + noise
+
+Noise is dear, two logarithms a token, and few tokens need it. Of a row with filters, those that it keeps. Of a row
+without, those that could win: the bits of a token's hash give at once a bound that its noise stays below, and a token
+whose bound is less than what another really has needs no logarithms. As a rule some ten of a vocabulary remain, and
+the winner among them is the winner among all.
+
+Rows are taken in tiles that fit a core's cache: of a large vocabulary one at a time. No row depends on another.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.sampling.batch import SamplingBatch
+from worker.sampling.noise import gumbel, hashes
+
+_Floats = npt.NDArray[np.float32]
+_Words = npt.NDArray[np.uint32]
+
+_TILE = 1 << 16
+"""Scores looked at together."""
+_NUM_CANDIDATES = 1024
+"""Sorting this many is several times cheaper than sorting a vocabulary, and nearly always enough."""
+_A_BIT = math.log(2) * 2.0**-23
+"""What the bits of a positive float32 number, taken as an integer, grow by: its logarithm grows by that, or less."""
+_HIGHEST = (127 + 31) * math.log(2)
+_SLACK = 1e-3
+"""More than what rounding does to a bound."""
+
+
+def draw_on_host(
+    logits: _Floats, rows: npt.NDArray[np.intp], largest: _Floats, batch: SamplingBatch
+) -> npt.NDArray[np.int64]:
+    """A token for each of `rows` of `logits` [n, vocab]. `largest`, finite, and `batch` have an entry for each."""
+    tokens = np.empty(len(rows), np.int64)
+    streams = batch.streams
+    at_once = max(1, _TILE // logits.shape[1])
+    for begin in range(0, len(rows), at_once):
+        tile = slice(begin, begin + at_once)
+        # Subtracting first keeps the likeliest token at 0, however small the temperature is.
+        scores = logits[rows[tile]] - largest[tile, None]
+        with np.errstate(over="ignore"):
+            scores /= batch.temperature[tile, None]
+        least = thresholds(scores, batch.top_k[tile], batch.top_p[tile], batch.min_p[tile])
+        tokens[tile] = _winners(scores, least, streams[tile])
+    return tokens
+
+
+def thresholds(
+    scores: _Floats, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64], min_p: npt.NDArray[np.float64]
+) -> _Floats:
+    """The score of the last token that each row keeps [n]; -inf: it keeps all. `scores` [n, vocab].
+
+    What the filters mean: see `worker.sampling.filters`.
+    """
+    with np.errstate(divide="ignore"):
+        least = np.log(min_p).astype(np.float32)
+    for row in np.flatnonzero((top_k > 0) | (top_p < 1)).tolist():
+        kept, k, share = scores[row], int(top_k[row]), float(top_p[row])
+        if 0 < k < len(kept):
+            last = np.partition(kept, -k)[-k]
+            kept = kept[kept >= last]
+            least[row] = max(least[row], last)
+        if share < 1:
+            least[row] = max(least[row], _nucleus(kept, share))
+    return least
+
+
+def _nucleus(scores: _Floats, share: float) -> float:
+    """The least score of the smallest set of the likeliest that have this share of the probability of all."""
+    mass = share * np.exp(scores).sum(dtype=np.float64)
+    ordered, reached = scores, 0
+    for width in (_NUM_CANDIDATES, len(scores)):
+        ordered = np.sort(_largest(scores, width))[::-1]
+        reached = int(np.searchsorted(np.exp(ordered).cumsum(dtype=np.float64), mass))
+        if reached < len(ordered):
+            break
+    return float(ordered[min(reached, len(ordered) - 1)])
+
+
+def _largest(scores: _Floats, count: int) -> _Floats:
+    return scores if count >= len(scores) else np.partition(scores, -count)[-count:]
+
+
+def _winners(scores: _Floats, least: _Floats, streams: _Words) -> npt.NDArray[np.int64]:
+    """Of each row of `scores` [n, vocab] the token with the largest score and noise, of those with `least` or more."""
+    num_rows, vocab_size = scores.shape
+    has_filter = least > -np.inf
+    if has_filter.all():
+        is_candidate = scores >= least[:, None]
+    else:
+        is_candidate = _may_win(scores, streams)
+        is_candidate[has_filter] = scores[has_filter] >= least[has_filter, None]
+    rows, tokens = np.divmod(np.flatnonzero(is_candidate), vocab_size)
+    values = scores[rows, tokens] + gumbel(hashes(streams[rows], tokens.astype(np.uint32)[:, None])[:, 0])
+    best = np.maximum.reduceat(values, np.searchsorted(rows, np.arange(num_rows)))
+    winners = np.flatnonzero(values == best[rows])
+    return tokens[winners[np.searchsorted(rows[winners], np.arange(num_rows))]]
+
+
+def _may_win(scores: _Floats, streams: _Words) -> npt.NDArray[np.bool_]:
+    """Which tokens of each row may have the largest score and noise: all that do, and few others.
+
+    Noise is -log(-log(1 - u)), and so at most -log(u), u = hash / 2^31. The logarithm of a float32 number lies above
+    the straight lines from each power of two to the next, and its bits, taken as an integer, lie on these.
+    """
+    hashed = hashes(streams, np.arange(scores.shape[1], dtype=np.uint32))
+    bounds = hashed.view(np.int32).astype(np.float32).view(np.int32).astype(np.float32)
+    bounds *= np.float32(-_A_BIT)
+    bounds += scores
+    rows, promising = np.arange(len(scores)), bounds.argmax(axis=1)
+    reached = scores[rows, promising] + gumbel(hashed[rows, promising])
+    may_win: npt.NDArray[np.bool_] = bounds >= (reached - (_HIGHEST + _SLACK)).astype(np.float32)[:, None]
+    return may_win
