@@ -2,9 +2,10 @@
 
     decode     milliseconds a step on the device's clock, and between two steps, with the next one handed over before
                the result of the last is asked for, as a runner process does it; launched kernel by kernel, replayed
-               from CUDA graphs, and so with tokens drawn by top_p
+               from CUDA graphs, and so with tokens drawn by top_p; layers with kernels of Triton, and, for
+               comparison, with torch's operations in their place
     launch     milliseconds that the host is busy with a step: where it exceeds the step, the device waits
-    prefill    tokens a second of one prompt in one step
+    prefill    tokens a second of one prompt in one step, with both kinds of layers
 
 `--device cpu` tries the script out, in a minute with `--layers 1 --hidden 64`.
 """
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -27,7 +28,7 @@ from radixfleet.clock import MonotonicClock
 from tests.support.device_marks import QueuedOnCpu
 from tests.support.runner_driver import RunnerDriver
 from tests.support.scarce_memory import LoadedRunner
-from tests.support.tiny_model import tiny_model
+from tests.support.tiny_model import Architecture, tiny_model
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
 from worker.runner.torch_config import TorchRunnerConfig
@@ -38,6 +39,8 @@ BATCHES = ((1, 1024), (8, 1024), (64, 1024), (256, 256))
 DRAWN = ((8, 1024), (256, 256))
 """The same, with a temperature and top_p: what that adds to a step of the greedy ones is the sampler's."""
 PROMPTS = (512, 2048, 8192)
+WAYS = (("launched", False, True), ("graphs, torch's", True, False), ("graphs", True, True))
+"""What a way is called, whether steps are replayed from CUDA graphs, and whether layers have kernels of Triton."""
 STEPS = 60
 SETTLED = 20
 """Steps that are not counted: kernels are compiled and clocks go up."""
@@ -115,9 +118,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--architecture", default="qwen3", choices=get_args(Architecture))
     arguments = parser.parse_args()
     heads = max(4, arguments.hidden // 64)
     path = tiny_model(
+        arguments.architecture,
         num_layers=arguments.layers,
         hidden_size=arguments.hidden,
         num_heads=heads,
@@ -135,16 +140,17 @@ def main() -> None:
     )
     kind = QueuedOnCpu if arguments.device == "cpu" else QueuedTorchRunner
     print(f"{arguments.layers} layers of {arguments.hidden}, bfloat16, {torch.get_num_threads()} threads")
-    for way, cuda_graphs in (("kernel by kernel", False), ("CUDA graphs", True)):
-        runner = kind(msgspec.structs.replace(config, cuda_graphs=cuda_graphs), MonotonicClock())
+    for way, cuda_graphs, fused in WAYS:
+        changed = msgspec.structs.replace(config, cuda_graphs=cuda_graphs, fused_layers=fused)
+        runner = kind(changed, MonotonicClock())
         ready = runner.load()
         for batch, context in BATCHES:
             print(f"decode {batch:3} at {context:5}, {way:16}: {decode(runner, ready, batch, context)}", flush=True)
-        for batch, context in DRAWN if cuda_graphs else ():
+        for batch, context in DRAWN if cuda_graphs and fused else ():
             figures = decode(runner, ready, batch, context, temperature=0.7, top_p=0.9)
             print(f"decode {batch:3} at {context:5}, {'drawn by top_p':16}: {figures}", flush=True)
         for num_tokens in PROMPTS if cuda_graphs else ():
-            print(f"prefill {num_tokens:5}: {prefill(runner, ready, num_tokens)}", flush=True)
+            print(f"prefill {num_tokens:5},            {way:16}: {prefill(runner, ready, num_tokens)}", flush=True)
         runner.close()
 
 

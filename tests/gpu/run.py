@@ -5,10 +5,10 @@
     python -m tests.gpu.run -k graphs        # further arguments are pytest's, and no figures are taken
 
 Stages, each in a process of its own, so that none that fails, hangs or breaks its CUDA context ends the others: the
-shortest way to a token first, then graphs, overlap, running out of memory, figures (`tests.gpu.figures`), and the long
-suites last. It needs the source tree as the current directory and the packages that `missing` looks for, but neither an
-installation nor a network. What it prints is meant to be pasted: device, versions and attention packages come first, a
-table of the stages and all that failed last.
+shortest way to a token first, then graphs, layers, overlap, running out of memory, figures (`tests.gpu.figures`,
+`tests.gpu.layer_figures`), and the long suites last. It needs the source tree as the current directory and the packages
+that `missing` looks for, but neither an installation nor a network. What it prints is meant to be pasted: device,
+versions and attention packages come first, a table of the stages and all that failed last.
 """
 
 from __future__ import annotations
@@ -104,16 +104,19 @@ class Outcome:
 def stages(arguments: Sequence[str]) -> list[Stage]:
     """In order. `arguments` are pytest's."""
     figures = Stage("figures", (sys.executable, "-m", "tests.gpu.figures"), 180)
+    layer_figures = Stage("layer figures", (sys.executable, "-m", "tests.gpu.layer_figures"), 60)
     tests = [
         Stage.of_tests("runner", 150, "tests/conformance/test_runners.py", *arguments),
         Stage.of_tests("graphs", 120, "tests/gpu/test_decode_graphs.py", *arguments),
+        Stage.of_tests("layers", 90, "tests/gpu/test_fused_layers.py", *arguments),
         Stage.of_tests("overlap", 90, "tests/gpu/test_overlap.py", *arguments),
         Stage.of_tests("memory", 90, "tests/gpu/test_out_of_memory.py", *arguments),
         Stage.of_tests("sampler", 60, "tests/unit/worker/sampling/test_sampler.py", *arguments),
         Stage.of_tests("determinism", 120, "tests/gpu/test_determinism.py", *arguments),
+        Stage.of_tests("layer kernels", 120, "tests/conformance/test_layer_ops.py", *arguments),
         Stage.of_tests("attention", 240, "tests/conformance/test_attention_backends.py", *arguments),
     ]
-    return tests if arguments else [*tests[:4], figures, *tests[4:]]
+    return tests if arguments else [*tests[:5], figures, layer_figures, *tests[5:]]
 
 
 def main() -> int:
@@ -188,8 +191,8 @@ def said_by(code: int) -> str:
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """A table of the stages, then what failed in them."""
-    lines = ["", "stage         seconds  outcome"]
-    lines += [f"{each.stage.name:12}  {each.seconds:7.1f}  {each.said}" for each in outcomes]
+    lines = ["", "stage          seconds  outcome"]
+    lines += [f"{each.stage.name:13}  {each.seconds:7.1f}  {each.said}" for each in outcomes]
     return "\n".join(lines + [failure for each in outcomes for failure in each.failures])
 
 
