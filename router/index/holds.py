@@ -3,23 +3,37 @@
 Our own requests lease their blocks, and are counted: `leased`. Of the prompts that others sent the worker tells when it
 has accepted them, and their blocks are `coming` until they are cached, or come no more; nobody knows when those
 requests end, so they count as users of nothing.
+
+Leases are counted by stretches. Whoever leases a block leases all before it, so along a prompt the same requests use
+one block after another, until somebody's prompt ends or parts: that is one stretch, with one count. A request that
+joins or leaves costs a step for each stretch of its prompt, and work for each block that it alone uses; what hundreds
+share is counted in one number, however long it is. A stretch in which a new prompt parts is cut there, for good.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from dataclasses import dataclass
 
 from router.index.depth import depth_of
+
+
+@dataclass(slots=True, eq=False)
+class Stretch:
+    """Blocks [begin, end) of a prompt, which the same requests use."""
+
+    begin: int
+    end: int
+    users: int
+    since_s: float
+    """When the first of the leases came without which the blocks would have been free since."""
 
 
 class Holds:
     """See the module."""
 
     def __init__(self) -> None:
-        self.leased: dict[int, int] = {}
-        """Block -> how many of our running requests use it. Written here alone, as are the next two."""
-        self.leased_since_s: dict[int, float] = {}
-        """When the first of the leases came without which the block would have been free since."""
+        self.leased: dict[int, Stretch] = {}
+        """The blocks that our running requests use. Written here alone, as is the next one."""
         self.coming: dict[int, None] = {}
         """What the worker says that it is going to compute, in its order. Empty without word from it."""
         self._foreign: set[int] = set()
@@ -28,29 +42,34 @@ class Holds:
     def __contains__(self, block: object) -> bool:
         return block in self.leased or block in self.coming
 
-    def lease(self, blocks: list[int], now_s: float) -> None:
-        """One more request uses these leading blocks of its prompt. Whoever leases a block leases all before it."""
-        leased = self.leased
-        shared = depth_of(blocks, len(blocks), leased.__contains__)
-        for block in blocks[:shared]:
-            leased[block] += 1
-        alone = blocks[shared:]
-        leased.update(dict.fromkeys(alone, 1))
-        self.leased_since_s.update(dict.fromkeys(alone, now_s))
-        if self._foreign:
-            self._foreign.difference_update(blocks)
+    def lease(self, blocks: list[int], now_s: float) -> list[int]:
+        """One more request uses these leading blocks of its prompt. Returns those that nobody leased."""
+        leased, count, depth = self.leased, len(blocks), 0
+        while depth < count and (stretch := leased.get(blocks[depth])) is not None:
+            depth = stretch.end
+            if depth > count or leased.get(blocks[depth - 1]) is not stretch:
+                stretch = self._cut(blocks, stretch)
+                depth = stretch.end
+            stretch.users += 1
+        alone = blocks[depth:]
+        if alone:
+            leased.update(dict.fromkeys(alone, Stretch(depth, count, 1, now_s)))
+            if self._foreign:
+                self._foreign.difference_update(alone)
+        return alone
 
-    def unlease(self, blocks: list[int]) -> None:
-        """A request that leased these blocks has ended. Those that it alone used are the last ones."""
-        leased, since_s = self.leased, self.leased_since_s
-        shared = bisect_left(blocks, -1, key=lambda block: -leased[block])
-        for block in blocks[:shared]:
-            leased[block] -= 1
-        alone = blocks[shared:]
+    def unlease(self, blocks: list[int]) -> list[int]:
+        """A request that leased these blocks has ended. Returns those that it alone used, which are the last ones."""
+        leased, count, depth = self.leased, len(blocks), 0
+        while depth < count and (stretch := leased[blocks[depth]]).users > 1:
+            stretch.users -= 1
+            depth = stretch.end
+        alone = blocks[depth:]
         for block in alone:
-            del leased[block], since_s[block]
+            del leased[block]
         if self.coming:
             self._foreign.update(filter(self.coming.__contains__, alone))
+        return alone
 
     def come(self, blocks: list[int]) -> None:
         """The worker is going to compute these blocks."""
@@ -70,6 +89,16 @@ class Holds:
         self._foreign.clear()
         return came
 
+    def users(self, block: int) -> int:
+        """How many of our running requests use it."""
+        stretch = self.leased.get(block)
+        return 0 if stretch is None else stretch.users
+
+    def used_since_s(self, block: int) -> float | None:
+        """Since when there has always been one of them; None: there is none now."""
+        stretch = self.leased.get(block)
+        return None if stretch is None else stretch.since_s
+
     @property
     def foreign_blocks(self) -> int:
         """How many blocks come with prompts that only others sent."""
@@ -84,9 +113,22 @@ class Holds:
 
     def check(self) -> None:
         """Raise AssertionError when the books do not agree. O(blocks)."""
-        if any(count <= 0 for count in self.leased.values()):
+        lengths: dict[Stretch, int] = {}
+        for stretch in self.leased.values():
+            lengths[stretch] = lengths.get(stretch, 0) + 1
+        if any(stretch.end - stretch.begin != length for stretch, length in lengths.items()):
+            raise AssertionError("a stretch is not as long as it has blocks")
+        if any(stretch.users <= 0 for stretch in lengths):
             raise AssertionError("a lease count is not positive")
-        if self.leased.keys() != self.leased_since_s.keys():
-            raise AssertionError("a lease has no beginning")
         if self._foreign != self.coming.keys() - self.leased.keys():
             raise AssertionError("what comes with the prompts of others is wrong")
+
+    def _cut(self, blocks: list[int], stretch: Stretch) -> Stretch:
+        """The leading part of a stretch, as far as `blocks` go along with it, as one of its own."""
+        begin, leased = stretch.begin, self.leased
+        along = blocks[begin : stretch.end]
+        shared = along[: depth_of(along, len(along), lambda block: leased.get(block) is stretch)]
+        part = Stretch(begin, begin + len(shared), stretch.users, stretch.since_s)
+        leased.update(dict.fromkeys(shared, part))
+        stretch.begin = part.end
+        return part

@@ -63,11 +63,11 @@ class Mirror:
 
     def users(self, block: int) -> int:
         """Running requests that use `block`."""
-        return self._holds.leased.get(block, 0)
+        return self._holds.users(block)
 
     def used_since_s(self, block: int) -> float | None:
         """Since when there has always been a running request that uses `block`; None: there is none now."""
-        return self._holds.leased_since_s.get(block)
+        return self._holds.used_since_s(block)
 
     @property
     def bound_blocks(self) -> int:
@@ -111,9 +111,9 @@ class Mirror:
 
         Call `begun` with their number when the worker begins the request.
         """
-        new = self._order.join(blocks)
+        # What others lease is here.
+        new = self._order.join(self._holds.lease(blocks, now_s))
         self._expected.expect(new)
-        self._holds.lease(blocks, now_s)
         if new:
             self._to_begin[known] = self._to_begin.get(known, 0) + len(new)
         return new
@@ -126,9 +126,13 @@ class Mirror:
                 self._to_begin[known] = left
 
     def release(self, blocks: list[int], output_blocks: list[int]) -> list[int]:
-        """End the lease of a request that was computed, `output_blocks` included. Returns the blocks that joined."""
-        self._holds.unlease(blocks)
-        used = blocks + output_blocks
+        """End the lease of a request that was computed, `output_blocks` included. Returns the blocks that joined.
+
+        What other requests lease stays, whenever it was last used, and they will tell of its use when they end. Only
+        receipts ask sooner, of a worker that gives no word.
+        """
+        alone = self._holds.unlease(blocks)
+        used = (blocks if self.sequence is None else alone) + output_blocks
         new = self._order.missing(output_blocks)  # leased blocks are here
         self._order.use(used)
         if self.sequence is None:
@@ -140,8 +144,7 @@ class Mirror:
 
     def abandon(self, blocks: list[int]) -> list[int]:
         """End the lease of a request that was never computed. Returns the blocks that left."""
-        self._holds.unlease(blocks)
-        return self._give_up(blocks)
+        return self._give_up(self._holds.unlease(blocks))
 
     def trim(self) -> list[int]:
         """Make room down to the bound: least recently used first, deepest first. Returns the blocks that left."""

@@ -105,7 +105,8 @@ class ModelWorker:
     def end(self, names: list[str], output: list[str]) -> None:
         self.unlease(names)
         new = [name for name in output if name not in self.used]
-        self.use(names + output)
+        # What others lease is used when they end, unless receipts ask for it.
+        self.use([name for name in names if self.sequence is None or not self.leased(name)] + output)
         if self.sequence is None:
             for name in names + output:
                 self.due.pop(name, None)
@@ -118,7 +119,7 @@ class ModelWorker:
 
     def abandon(self, names: list[str]) -> None:
         self.unlease(names)
-        self.give_up(names)
+        self.give_up([name for name in names if not self.leased(name)])
         self.trim()
 
     def unlease(self, names: list[str]) -> None:
