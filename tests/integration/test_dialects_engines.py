@@ -3,73 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any, get_args
 
 import grpc
 import pytest
 
 from radixfleet.answers import Delta, Finished, Started
-from radixfleet.client import Client
-from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
-from router.app import Router, running_router
-from router.workers.state import WorkerState
-from tests.support.fake_worker import FakeWorker
+from tests.support.engine_fleet import behind_router
 from tests.support.foreign_engine import Dialect, ForeignEngine, alphabet
 from tests.support.leaping_clock import LeapingClock
 from tests.support.look_aside import asking_by, both_forms
-from tests.support.router_fixture import NO_RETRY, fake_worker, settings
+from tests.support.router_fixture import fake_worker
 from tests.support.waiting import until
 
 PROMPT = [(5 * position) % 251 for position in range(200)]
-
-
-class Fleet:
-    """A router and what is behind it."""
-
-    def __init__(self, router: Router, client: Client) -> None:
-        self.router, self.client = router, client
-
-    def state(self, worker: ForeignEngine | FakeWorker) -> WorkerState:
-        return next(state for state in self.router.registry.workers if state.address == worker.address)
-
-    async def matched(self, worker: ForeignEngine | FakeWorker, prompt: list[int]) -> int:
-        """Tokens of the prompt that the router thinks the worker has."""
-        told = await self.client.explain(prompt)
-        return next(each.matched_tokens for each in told.candidates if each.address == worker.address)
-
-    async def until_matched(self, worker: ForeignEngine, prompt: list[int], tokens: int) -> None:
-        async with asyncio.timeout(60):
-            while await self.matched(worker, prompt) != tokens:  # noqa: ASYNC110  only asking tells
-                await asyncio.sleep(0.01)
-
-
-@asynccontextmanager
-async def behind_router(
-    *workers: ForeignEngine | FakeWorker, clock: Clock | None = None, **values: Any
-) -> AsyncIterator[Fleet]:
-    """All of them connected; at the end nothing of a request is left anywhere."""
-    try:
-        for worker in workers:
-            await worker.start()
-        async with (
-            running_router(settings(workers=tuple(worker.address for worker in workers), **values), clock) as router,
-            Client(router.address, retry=NO_RETRY, timeout_s=60.0) as client,
-        ):
-            fleet = Fleet(router, client)
-            await until(lambda: all(not state.ineligible_reason for state in router.registry.workers))
-            yield fleet
-            await until(lambda: not router.log.in_flight)
-            for worker in workers:
-                await until(lambda worker=worker: not worker.running)
-            assert router.sketch.open_leases == 0
-            router.sketch.check()
-    finally:
-        for worker in workers:
-            await worker.kill()
 
 
 @pytest.fixture(params=get_args(Dialect))

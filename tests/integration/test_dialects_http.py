@@ -11,8 +11,8 @@ import pytest
 from radixfleet.answers import Delta, Finished, Started
 from radixfleet.errors import InvalidRequest, Unavailable
 from router.app import running_router
+from tests.support.engine_fleet import PROMPT, behind_router, model_directory, until_served_by
 from tests.support.http_client import get
-from tests.support.http_engine_fleet import PROMPT, behind_router, model_directory, until_served_by
 from tests.support.openai_engine import OpenAiEngine, letters
 from tests.support.router_fixture import fake_worker, settings
 from tests.support.waiting import until

@@ -13,8 +13,8 @@ from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from router.app import running_router
+from tests.support.engine_fleet import PROMPT, behind_router
 from tests.support.http_client import post
-from tests.support.http_engine_fleet import PROMPT, behind_router
 from tests.support.openai_engine import OpenAiEngine, letters
 from tests.support.router_fixture import settings
 from tests.support.waiting import until

@@ -1,23 +1,28 @@
-"""A router with engines behind it that speak nothing but OpenAI's HTTP, played by a fake on a real port."""
+"""A router with engines of other kinds behind it, played by fakes on real ports."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from radixfleet.client import Client
+from radixfleet.clock import Clock
 from radixfleet.errors import RadixfleetError
 from router.app import Router, running_router
 from router.workers.state import WorkerState
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.fake_worker import FakeWorker
+from tests.support.foreign_engine import ForeignEngine
 from tests.support.http_client import Answer, post
 from tests.support.openai_engine import OpenAiEngine
 from tests.support.router_fixture import NO_RETRY, settings
 from tests.support.waiting import until
+
+Engine: TypeAlias = ForeignEngine | OpenAiEngine | FakeWorker
 
 PROMPT = "the worker keeps a prefix of each prompt in its cache and the router sends the next request there " * 10
 
@@ -28,12 +33,18 @@ class Fleet:
     def __init__(self, router: Router, client: Client) -> None:
         self.router, self.client = router, client
 
-    def state(self, worker: OpenAiEngine | FakeWorker) -> WorkerState:
+    def state(self, worker: Engine) -> WorkerState:
         return next(state for state in self.router.registry.workers if state.address == worker.address)
 
-    async def matched(self, worker: OpenAiEngine | FakeWorker, prompt: Any) -> int:
+    async def matched(self, worker: Engine, prompt: Any) -> int:
+        """Tokens of the prompt that the router thinks the worker has."""
         told = await self.client.explain(prompt)
         return next(each.matched_tokens for each in told.candidates if each.address == worker.address)
+
+    async def until_matched(self, worker: Engine, prompt: Any, tokens: int) -> None:
+        async with asyncio.timeout(60):
+            while await self.matched(worker, prompt) != tokens:  # noqa: ASYNC110  only asking tells
+                await asyncio.sleep(0.01)
 
     async def http(self, path: str, body: Mapping[str, Any]) -> Answer:
         return await post(self.router.http_port, path, {"model": "fake-model", **body})
@@ -43,15 +54,15 @@ class Fleet:
 
 
 @asynccontextmanager
-async def behind_router(*workers: OpenAiEngine | FakeWorker, **values: Any) -> AsyncIterator[Fleet]:
+async def behind_router(*workers: Engine, clock: Clock | None = None, **values: Any) -> AsyncIterator[Fleet]:
     """All of them connected; at the end nothing of a request is left anywhere."""
     try:
         for worker in workers:
             await worker.start()
         addresses = tuple(worker.address for worker in workers)
         async with (
-            running_router(settings(**{"workers": addresses, "http_port": 0, **values})) as router,
-            Client(router.address, retry=NO_RETRY, timeout_s=30.0) as client,
+            running_router(settings(**{"workers": addresses, "http_port": 0, **values}), clock) as router,
+            Client(router.address, retry=NO_RETRY, timeout_s=60.0) as client,
         ):
             fleet = Fleet(router, client)
             await until(lambda: all(not state.ineligible_reason for state in router.registry.workers))
