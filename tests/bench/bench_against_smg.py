@@ -23,8 +23,9 @@ from typing import Any
 
 import aiohttp
 
+from deploy.bench.peers.servers import free_port
 from radixfleet.client import Client
-from tests.interop.engines import free_port, process, router_command, say, worker_command
+from tests.interop.engines import process, router_command, say, worker_command
 from tests.support.tiny_model import tiny_model
 
 _WORDS = ("worker", "prefix", "router", "cache", "token", "page", "step", "plan", "lease", "block", "match", "load")

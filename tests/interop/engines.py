@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -60,13 +59,6 @@ def router_command(port: int, workers: Sequence[str], *options: str) -> list[str
     """A router of ours."""
     fixed = ["--port", str(port), "--metrics-port", "0", "--http-port", "-1", "--workers", ",".join(workers)]
     return [sys.executable, "-m", "router", *fixed, *options]
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:

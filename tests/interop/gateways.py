@@ -21,7 +21,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from tests.interop.engines import ENVIRONMENTS, environment, free_port, process, router_command, say, until
+from deploy.bench.peers.servers import free_port
+from tests.interop.engines import ENVIRONMENTS, environment, process, router_command, say, until
 
 WHEELS = {"smg": "smg==1.13.0", "sglang-router": "sglang-router==0.3.2"}
 NUM_WORKERS = 3

@@ -22,17 +22,25 @@ from tokenizers import Tokenizer
 
 from deploy.bench.peers import llama_cpp
 from deploy.bench.peers.environments import peers_directory
-from radixfleet.answers import Completion, Delta
+from deploy.bench.peers.servers import free_port
+from radixfleet.answers import Delta
 from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest
-from tests.interop.engines import free_port, process, router_command, say, until, worker_command
-from tests.interop.vllm import prompt_of_words, serving
+from tests.interop.beside import (
+    follows_a_prefix,
+    killed,
+    our_worker,
+    prompt_at,
+    prompt_of_words,
+    serves_without_a_tokenizer,
+    serving,
+)
+from tests.interop.engines import process, router_command, say, until
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_model import tiny_model
 
 _SLOTS, _SLOT_TOKENS = 4, 2048
 _LONG = 1900
-_MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def main() -> int:
@@ -49,8 +57,7 @@ def main() -> int:
         model = write_gguf(directory, scratch / "tiny.gguf")
         ports = {name: free_port() for name in ("engine", "worker", "mixed", "alone")}
         engine = stack.enter_context(process(_command(server, model, ports["engine"]), folder / "llama.log"))
-        ours = ["--dtype", "float32", "--device-memory", "256MiB", "--threads", "1", "--context-length", "2048"]
-        stack.enter_context(process(worker_command(str(model), ports["worker"], "ours", *ours), folder / "worker.log"))
+        stack.enter_context(process(our_worker(model, ports["worker"]), folder / "worker.log"))
         url, worker = f"http://127.0.0.1:{ports['engine']}", f"127.0.0.1:{ports['worker']}"
         stack.enter_context(process(router_command(ports["mixed"], [url, worker]), folder / "mixed.log"))
         stack.enter_context(process(router_command(ports["alone"], [url]), folder / "alone.log"))
@@ -83,16 +90,13 @@ async def _check(ports: dict[str, int], worker: str, engine: subprocess.Popen[by
         assert theirs.info.model.max_context_tokens == _SLOT_TOKENS
         name = str(theirs.worker_id)
         await _equal_answers(mixed, direct, name, banned)
-        await _prefixes(mixed, name)
+        await follows_a_prefix(mixed, name)
         await _parameters(mixed, name, banned)
         await serving(alone, engine, workers=1)
-        await _alone(alone, name)
+        await serves_without_a_tokenizer(alone, name)
+        await _refusals(alone)
         await _leaving(alone, f"http://127.0.0.1:{ports['engine']}")
-        engine.kill()
-        for number in range(6):
-            answer = await mixed.complete(prompt_of_words(900 + number, 10), max_new_tokens=4)
-            assert answer.started.worker_id == "ours"
-        say("server killed: the next requests went to our worker, none failed")
+        await killed(engine, mixed)
 
 
 async def _equal_answers(client: Client, direct: Client, name: str, banned: dict[int, float]) -> None:
@@ -117,22 +121,9 @@ def _pieces_of_characters(directory: Path) -> dict[int, float]:
     return {token_id: -100.0 for token_id in range(size) if not tokenizer.decode([token_id]).isascii()}
 
 
-async def _prefixes(client: Client, name: str) -> None:
-    prompt = await _prompt_at(client, name, 400)
-    again = await client.complete(prompt, max_new_tokens=1)
-    assert again.started.worker_id == name
-    assert again.started.route is not None
-    assert again.usage.cached_tokens >= 128
-    say(
-        f"a prompt of {again.usage.prompt_tokens} tokens once more: routed for its prefix "
-        f"({again.started.route.reason}), predicted {again.started.route.predicted_cached_tokens} cached tokens, "
-        f"the engine counted {again.usage.cached_tokens}"
-    )
-
-
 async def _parameters(client: Client, name: str, banned: dict[int, float]) -> None:
     """What it knows goes to it as it goes to our worker; what it does not goes to ours."""
-    prompt = await _prompt_at(client, name, 200)
+    prompt = await prompt_at(client, name, 200)
     whole = await client.complete(prompt, temperature=0, max_new_tokens=16, logit_bias=banned)
     assert whole.started.worker_id == name
     stop = whole.text[5:8]
@@ -146,23 +137,11 @@ async def _parameters(client: Client, name: str, banned: dict[int, float]) -> No
     say("stop strings and seeds as asked; n, min_new_tokens, stop_token_ids, regex and logprobs went to our worker")
 
 
-async def _alone(client: Client, name: str) -> None:
-    text = await client.complete("the router", temperature=0, max_new_tokens=8, ignore_eos=True)
-    chat = await client.complete(_MESSAGES, temperature=0, max_new_tokens=8, ignore_eos=True)
-    ids = await client.complete([5, 6, 7], temperature=0, max_new_tokens=8, ignore_eos=True)
-    assert {answer.started.worker_id for answer in (text, chat, ids)} == {name}
-    assert [answer.usage.completion_tokens for answer in (text, chat, ids)] == [8, 8, 8]
+async def _refusals(client: Client) -> None:
     with pytest.raises(InvalidRequest, match="several completions"):
         await client.complete("the router", n=2, max_new_tokens=2)
     with pytest.raises(InvalidRequest, match=r"2,?048"):
         await client.complete(list(range(5, 260)) * 10, max_new_tokens=2)
-    system = {"role": "system", "content": prompt_of_words(77, 300)}
-    cached = []
-    for question in ("one", "two", "three"):
-        answer: Completion = await client.complete([system, {"role": "user", "content": question}], max_new_tokens=4)
-        cached.append(answer.usage.cached_tokens)
-    assert all(cached[1:]), cached
-    say(f"without a tokenizer: text, chat and ids are answered; three chats with one system prompt: {cached} cached")
 
 
 async def _leaving(client: Client, url: str) -> None:
@@ -180,15 +159,6 @@ def _slots(url: str) -> list[dict[str, Any]]:
     with urllib.request.urlopen(f"{url}/slots", timeout=10) as page:
         told: list[dict[str, Any]] = json.load(page)
     return told
-
-
-async def _prompt_at(client: Client, worker_id: str, words: int) -> str:
-    """A new prompt, sent once, that went to this worker."""
-    for number in range(100, 200):
-        prompt = prompt_of_words(number * words, words)
-        if (await client.complete(prompt, max_new_tokens=1)).started.worker_id == worker_id:
-            return prompt
-    raise AssertionError(f"no request went to {worker_id}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from tests.interop.engines import ENVIRONMENTS, environment, free_port, process, say, until, worker_command
+from deploy.bench.peers.servers import free_port
+from tests.interop.engines import ENVIRONMENTS, environment, process, say, until, worker_command
 from tests.support.tiny_model import tiny_model
 
 _LONG = "You answer in one sentence, and you say so when you do not know something. " * 40

@@ -12,23 +12,16 @@ import json
 import shutil
 import subprocess
 import tempfile
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from deploy.bench.peers.catalog import install_vllm
-from radixfleet.answers import Delta, WorkerEntry
+from deploy.bench.peers.servers import free_port
+from radixfleet.answers import Delta
 from radixfleet.client import Client
-from radixfleet.errors import RadixfleetError
-from radixfleet.types import WorkerStatus
-from tests.interop.engines import (
-    ENVIRONMENTS,
-    free_port,
-    process,
-    router_command,
-    say,
-    worker_command,
-)
+from tests.interop.beside import follows_a_prefix, killed, our_worker, prompt_at, prompt_of_words, serving
+from tests.interop.engines import ENVIRONMENTS, process, router_command, say
 from tests.support.tiny_model import tiny_model
 
 _SERVICER = ("smg-grpc-servicer==0.14.1", "smg-grpc-proto==0.4.28")
@@ -39,9 +32,7 @@ ENGINE_VARIABLES = {
     "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": "",
 }
-_START_S = 900.0
-_TEXT = "the worker keeps a prefix of each prompt in its cache and the router sends the next request there"
-_WORDS = _TEXT.split()
+_EVENTS_S = 0.5
 
 
 def main() -> int:
@@ -64,8 +55,7 @@ def main() -> int:
                 ENGINE_VARIABLES,
             )
         )
-        ours = ["--dtype", "float32", "--device-memory", "256MiB", "--threads", "1", "--context-length", "2048"]
-        stack.enter_context(process(worker_command(str(model), ports["worker"], "ours", *ours), folder / "worker.log"))
+        stack.enter_context(process(our_worker(model, ports["worker"]), folder / "worker.log"))
         addresses = [f"127.0.0.1:{ports[name]}" for name in ("vllm", "worker")]
         stack.enter_context(process(router_command(ports["router"], addresses), folder / "router.log"))
         asyncio.run(_check(f"127.0.0.1:{ports['router']}", addresses[1], engine))
@@ -113,8 +103,10 @@ async def _check(router: str, worker: str, engine: subprocess.Popen[bytes]) -> N
             "all equal token by token"
         )
 
-        await _prefixes(client, vllm)
-        prompt = await _prompt_of(client, vllm)
+        known = await follows_a_prefix(client, vllm, events_s=_EVENTS_S)
+        candidate = next(each for each in (await client.explain(known)).candidates if each.worker_id == vllm)
+        assert not candidate.approximate, "the engine's events are the whole truth"
+        prompt = await prompt_at(client, vllm, 30, events_s=_EVENTS_S)
         whole = await client.complete(prompt, temperature=0, max_new_tokens=16, logprobs=3)
         assert whole.started.worker_id == vllm
         assert len(whole.choices[0].logprobs) == 16
@@ -132,55 +124,7 @@ async def _check(router: str, worker: str, engine: subprocess.Popen[bytes]) -> N
         await _until_idle(client, vllm)
         say("a client that left a stream of 1,500 tokens: the engine was idle again")
 
-        engine.kill()
-        for number in range(6):
-            answer = await client.complete(prompt_of_words(900 + number, 10), max_new_tokens=4)
-            assert answer.started.worker_id == "ours"
-        say("engine killed: the next requests went to our worker, none failed")
-
-
-async def _prefixes(client: Client, vllm: str) -> None:
-    """What the engine caches is known from its KV events, in its own blocks of 128 tokens."""
-    prompt = await _prompt_of(client, vllm, words=400)
-    again = await client.complete(prompt, max_new_tokens=1)
-    assert again.started.worker_id == vllm
-    assert again.started.route is not None
-    told = await client.explain(prompt)
-    candidate = next(each for each in told.candidates if each.worker_id == vllm)
-    assert not candidate.approximate, "the engine's events are the whole truth"
-    say(
-        f"a prompt of {again.usage.prompt_tokens} tokens once more: routed for its prefix "
-        f"({again.started.route.reason}), predicted {again.started.route.predicted_cached_tokens} cached tokens from "
-        f"KV events, the engine counted {again.usage.cached_tokens}"
-    )
-    assert again.usage.cached_tokens >= 128
-
-
-async def _prompt_of(client: Client, worker_id: str, words: int = 30) -> str:
-    """A new prompt, sent once, that went to this worker."""
-    for number in range(100, 200):
-        prompt = prompt_of_words(number * words, words)
-        answer = await client.complete(prompt, max_new_tokens=1)
-        if answer.started.worker_id == worker_id:
-            await asyncio.sleep(0.5)  # its events need a moment
-            return prompt
-    raise AssertionError(f"no request went to {worker_id}")
-
-
-async def serving(client: Client, engine: subprocess.Popen[bytes], *, workers: int = 2) -> list[WorkerEntry]:
-    """All of so many workers, once each is connected and serves."""
-    ends_at_s = asyncio.get_running_loop().time() + _START_S
-    while True:
-        entries: list[WorkerEntry] = []
-        with suppress(RadixfleetError):
-            entries = list(await client.list_workers())
-        if len(entries) == workers and all(
-            entry.status is WorkerStatus.SERVING and entry.connected for entry in entries
-        ):
-            return entries
-        assert engine.poll() is None, "vLLM ended: see its log"
-        assert asyncio.get_running_loop().time() < ends_at_s, f"not all serve: {entries}"
-        await asyncio.sleep(0.5)
+        await killed(engine, client)
 
 
 async def _until_idle(client: Client, worker_id: str) -> None:
@@ -191,11 +135,6 @@ async def _until_idle(client: Client, worker_id: str) -> None:
             return
         assert asyncio.get_running_loop().time() < ends_at_s, "the engine goes on"
         await asyncio.sleep(0.2)
-
-
-def prompt_of_words(number: int, words: int) -> str:
-    """Another one for each number."""
-    return " ".join(_WORDS[(number * 7 + position * (1 + number % 5)) % len(_WORDS)] for position in range(words))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,22 @@ from typing import Any
 
 import pytest
 
-from radixfleet.answers import Completion, Delta
+from deploy.bench.peers.servers import free_port
+from radixfleet.answers import Delta
 from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest
-from tests.interop.engines import ENVIRONMENTS, free_port, process, router_command, say, until, worker_command
-from tests.interop.vllm import ENGINE_VARIABLES, prompt_of_words, serving, vllm_environment
+from tests.interop.beside import (
+    MESSAGES,
+    follows_a_prefix,
+    killed,
+    our_worker,
+    prompt_of_words,
+    serves_without_a_tokenizer,
+    serving,
+)
+from tests.interop.engines import ENVIRONMENTS, process, router_command, say, until
+from tests.interop.vllm import ENGINE_VARIABLES, vllm_environment
 from tests.support.tiny_model import tiny_model
-
-_MESSAGES = [{"role": "user", "content": "hello"}]
 
 
 def main() -> int:
@@ -46,8 +54,7 @@ def main() -> int:
         ports = {name: free_port() for name in ("vllm", "worker", "mixed", "alone", "http")}
         command = _vllm_command(python, model, ports["vllm"])
         engine = stack.enter_context(process(command, folder / "vllm.log", ENGINE_VARIABLES))
-        ours = ["--dtype", "float32", "--device-memory", "256MiB", "--threads", "1", "--context-length", "2048"]
-        stack.enter_context(process(worker_command(str(model), ports["worker"], "ours", *ours), folder / "worker.log"))
+        stack.enter_context(process(our_worker(model, ports["worker"]), folder / "worker.log"))
         url, worker = f"http://127.0.0.1:{ports['vllm']}", f"127.0.0.1:{ports['worker']}"
         stack.enter_context(process(router_command(ports["mixed"], [url, worker]), folder / "mixed.log"))
         alone = router_command(ports["alone"], [url], "--http-port", str(ports["http"]))
@@ -72,13 +79,11 @@ async def _check(ports: dict[str, int], url: str, worker: str, engine: subproces
         vllm = next(entry.worker_id for entry in entries if entry.worker_id.startswith("openai@"))
         await _beside_our_worker(mixed, direct, vllm, url)
         await serving(alone, engine, workers=1)
-        await _alone(alone, vllm)
+        await serves_without_a_tokenizer(alone, vllm)
+        with pytest.raises(InvalidRequest, match="--tokenizers"):
+            await alone.tokenize("the router")
         _over_http(f"http://127.0.0.1:{ports['http']}")
-        engine.kill()
-        for number in range(6):
-            answer = await mixed.complete(prompt_of_words(900 + number, 10), max_new_tokens=4)
-            assert answer.started.worker_id == "ours"
-        say("engine killed: the next requests went to our worker, none failed")
+        await killed(engine, mixed)
 
 
 async def _beside_our_worker(client: Client, direct: Client, vllm: str, url: str) -> None:
@@ -99,18 +104,7 @@ async def _beside_our_worker(client: Client, direct: Client, vllm: str, url: str
         f"{same_texts} whole texts equal too"
     )
 
-    prompt = await _prompt_at(client, vllm, 400)
-    again = await client.complete(prompt, max_new_tokens=1)
-    assert again.started.worker_id == vllm
-    assert again.started.route is not None
-    assert again.usage.cached_tokens >= 128
-    predicted = again.started.route.predicted_cached_tokens
-    say(
-        f"a prompt of {again.usage.prompt_tokens} tokens once more: routed for its prefix "
-        f"({again.started.route.reason}), predicted {predicted} cached tokens, the engine counted "
-        f"{again.usage.cached_tokens}"
-    )
-
+    prompt = await follows_a_prefix(client, vllm)
     prompt += " " + prompt_of_words(950, 30)  # goes where its beginning is cached
     whole = await client.complete(prompt, temperature=0, max_new_tokens=16, logprobs=3)
     assert whole.started.worker_id == vllm
@@ -134,25 +128,8 @@ async def _beside_our_worker(client: Client, direct: Client, vllm: str, url: str
     say("a client that left a stream of 1,500 tokens: the engine was idle again")
 
 
-async def _alone(client: Client, vllm: str) -> None:
-    text = await client.complete("the router", temperature=0, max_new_tokens=8, ignore_eos=True)
-    chat = await client.complete(_MESSAGES, temperature=0, max_new_tokens=8, ignore_eos=True)
-    ids = await client.complete([5, 6, 7], temperature=0, max_new_tokens=8, ignore_eos=True)
-    assert {answer.started.worker_id for answer in (text, chat, ids)} == {vllm}
-    assert [answer.usage.completion_tokens for answer in (text, chat, ids)] == [8, 8, 8]
-    with pytest.raises(InvalidRequest, match="--tokenizers"):
-        await client.tokenize("the router")
-    system = {"role": "system", "content": prompt_of_words(77, 300)}
-    cached = []
-    for question in ("one", "two", "three"):
-        answer: Completion = await client.complete([system, {"role": "user", "content": question}], max_new_tokens=4)
-        cached.append(answer.usage.cached_tokens)
-    assert all(cached[1:]), cached
-    say(f"without a tokenizer: text, chat and ids are answered; three chats with one system prompt: {cached} cached")
-
-
 def _over_http(url: str) -> None:
-    body = {"model": "tiny", "messages": _MESSAGES, "max_tokens": 8, "temperature": 0, "stream": True}
+    body = {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 0, "stream": True}
     request = urllib.request.Request(
         f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -162,15 +139,6 @@ def _over_http(url: str) -> None:
     events: list[Any] = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     assert events[-1]["choices"][0]["finish_reason"] in ("stop", "length")
     say(f"a chat over OpenAI's HTTP through the router: {len(events)} events")
-
-
-async def _prompt_at(client: Client, worker_id: str, words: int) -> str:
-    """A new prompt, sent once, that went to this worker."""
-    for number in range(100, 200):
-        prompt = prompt_of_words(number * words, words)
-        if (await client.complete(prompt, max_new_tokens=1)).started.worker_id == worker_id:
-            return prompt
-    raise AssertionError(f"no request went to {worker_id}")
 
 
 def _running(url: str) -> int:
