@@ -35,7 +35,7 @@ class HttpCall:
     state: str = "running"
     """running, then finished, cancelled, failed."""
     cached: int = 0
-    letters_sent: int = 0
+    tokens_sent: int = 0
 
     @property
     def prompt(self) -> Any:
@@ -204,7 +204,7 @@ class OpenAiEngine:
                     yield self.says[number]
                     continue
                 yield self._event(call, self._choice(call, index, letter, is_last=is_last))
-                call.letters_sent += 1
+                call.tokens_sent += 1
             if self.usage != "none":
                 yield self._event(call, None)
             if self.says_done:

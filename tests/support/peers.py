@@ -99,6 +99,14 @@ class _Played:
     def states(self) -> Sequence[str]:
         return ["left" if call.state in ("cancelled", "aborted") else call.state for call in self._fake.calls]
 
+    @property
+    def address(self) -> str:
+        return self._fake.address.removeprefix("http://")
+
+    @property
+    def tokens_sent(self) -> int:
+        return sum(call.tokens_sent for call in self._fake.calls)
+
     async def start(self) -> None:
         await self._fake.start()
 
@@ -132,16 +140,8 @@ class NativePeer(_Played):
         )
 
     @property
-    def address(self) -> str:
-        return self._fake.address
-
-    @property
     def prompts(self) -> Sequence[int]:
         return [len(call.tokens) for call in self._fake.calls]
-
-    @property
-    def tokens_sent(self) -> int:
-        return sum(call.tokens_sent for call in self._fake.calls)
 
     @asynccontextmanager
     async def link(self, address: str = "") -> AsyncIterator[WorkerLink]:
@@ -176,16 +176,8 @@ class GrpcEnginePeer(_Played):
         fake.padding_bytes = levers.message_bytes
 
     @property
-    def address(self) -> str:
-        return self._fake.address
-
-    @property
     def prompts(self) -> Sequence[int]:
         return [len(call.prompt) for call in self._fake.calls]
-
-    @property
-    def tokens_sent(self) -> int:
-        return sum(call.tokens_sent for call in self._fake.calls)
 
     @asynccontextmanager
     async def link(self, address: str = "") -> AsyncIterator[WorkerLink]:
@@ -211,16 +203,8 @@ class HttpEnginePeer(_Played):
         fake.padding_bytes = levers.message_bytes
 
     @property
-    def address(self) -> str:
-        return self._fake.address.removeprefix("http://")
-
-    @property
     def prompts(self) -> Sequence[int]:
         return [len(call.prompt) for call in self._fake.calls]
-
-    @property
-    def tokens_sent(self) -> int:
-        return sum(call.letters_sent for call in self._fake.calls)
 
     @asynccontextmanager
     async def link(self, address: str = "") -> AsyncIterator[WorkerLink]:
