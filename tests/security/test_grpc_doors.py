@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
@@ -197,36 +199,44 @@ async def test_a_large_request_is_refused_before_it_is_read() -> None:
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED  # nothing was sent at all
 
 
-async def test_a_key_is_taken_up_and_taken_back_while_the_router_runs(tmp_path: Path) -> None:
-    clock = ManualClock()
-    file = tmp_path / "keys"
+@dataclass(frozen=True)
+class KeyedRouter:
+    """A router whose file of keys has bob's, until it is carol's."""
+
+    address: str
+    clock: ManualClock
+    file: Path
+
+    def take_back(self, after_s: float = 1.0) -> None:
+        """Bob's key opens nothing any more, once so much time has passed."""
+        self.file.write_text(key_line("carol", "rfk_carols-own") + "\n")
+        self.clock.advance(after_s)
+
+
+@pytest.fixture
+async def keyed(tmp_path: Path) -> AsyncIterator[KeyedRouter]:
+    clock, file = ManualClock(), tmp_path / "keys"
     file.write_text(key_line("bob", "rfk_bobs-own") + "\n")
-    values = settings(api_keys=(str(file),), admin_token=TOKEN)
-    async with running_router(values, clock) as router:
-        bob, carol = Endpoint(router.address, key="rfk_bobs-own"), Endpoint(router.address, key="rfk_carols-own")
-        assert await outcome(bob, "Fleet.ListWorkers") == "OK"
-        assert await outcome(carol, "Fleet.ListWorkers") == "UNAUTHENTICATED"
-        file.write_text(key_line("carol", "rfk_carols-own") + "\n")
-        clock.advance(1.0)
-        assert await outcome(bob, "Fleet.ListWorkers") == "UNAUTHENTICATED"
-        assert await outcome(carol, "Fleet.ListWorkers") == "OK"
+    async with running_router(settings(api_keys=(str(file),), admin_token=TOKEN), clock) as router:
+        yield KeyedRouter(router.address, clock, file)
 
 
-async def test_a_stream_of_requests_ends_when_its_key_is_taken_back(tmp_path: Path) -> None:
+async def test_a_key_is_taken_up_and_taken_back_while_the_router_runs(keyed: KeyedRouter) -> None:
+    bob, carol = Endpoint(keyed.address, key="rfk_bobs-own"), Endpoint(keyed.address, key="rfk_carols-own")
+    assert await outcome(bob, "Fleet.ListWorkers") == "OK"
+    assert await outcome(carol, "Fleet.ListWorkers") == "UNAUTHENTICATED"
+    keyed.take_back()
+    assert await outcome(bob, "Fleet.ListWorkers") == "UNAUTHENTICATED"
+    assert await outcome(carol, "Fleet.ListWorkers") == "OK"
+
+
+async def test_a_stream_of_requests_ends_when_its_key_is_taken_back(keyed: KeyedRouter) -> None:
     """`Fleet.RouteStream` lasts for days; a key that is gone opens nothing on it either."""
-    clock = ManualClock()
-    file = tmp_path / "keys"
-    file.write_text(key_line("bob", "rfk_bobs-own") + "\n")
-    values = settings(api_keys=(str(file),), admin_token=TOKEN)
-    async with (
-        running_router(values, clock) as router,
-        open_stream(router.address, authorization="Bearer rfk_bobs-own") as stream,
-    ):
-        clock.advance(DIAL_S)  # the router waits for workers no longer
+    async with open_stream(keyed.address, authorization="Bearer rfk_bobs-own") as stream:
+        keyed.clock.advance(DIAL_S)  # the router waits for workers no longer
         await stream.ask(ids_request())
         assert status_pb2.Status.FromString((await stream.answer()).status).code == 14, "no worker, but let in"
-        file.write_text(key_line("carol", "rfk_carols-own") + "\n")
-        clock.advance(1.0)
+        keyed.take_back()
         await stream.ask(ids_request())
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.answer()
@@ -234,19 +244,11 @@ async def test_a_stream_of_requests_ends_when_its_key_is_taken_back(tmp_path: Pa
         assert_explained(caught.value)
 
 
-async def test_who_watches_the_fleet_is_sent_nothing_more_when_its_key_is_taken_back(tmp_path: Path) -> None:
-    clock = ManualClock()
-    file = tmp_path / "keys"
-    file.write_text(key_line("bob", "rfk_bobs-own") + "\n")
-    values = settings(api_keys=(str(file),), admin_token=TOKEN)
-    async with (
-        running_router(values, clock) as router,
-        open_channel(Endpoint(router.address, key="rfk_bobs-own")) as channel,
-    ):
+async def test_who_watches_the_fleet_is_sent_nothing_more_when_its_key_is_taken_back(keyed: KeyedRouter) -> None:
+    async with open_channel(Endpoint(keyed.address, key="rfk_bobs-own")) as channel:
         call = fleet_pb2_grpc.FleetStub(channel).WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=60)
         assert (await call.read()).snapshot
-        file.write_text(key_line("carol", "rfk_carols-own") + "\n")
-        clock.advance(HEARTBEAT_S)
+        keyed.take_back(HEARTBEAT_S)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
