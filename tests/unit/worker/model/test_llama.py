@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tests.support.plain_attention import CausalAttention
+from tests.support.tiny_model import Architecture, tiny_model
 from worker.model import llama
 from worker.model.linear import DenseBackend
 from worker.model.loading import load_model
@@ -68,6 +70,25 @@ def test_logits_equal_those_of_transformers(
         expected = reference(ids[None]).logits[0]
     logits = model.forward(ids, positions, CausalAttention(model.config, len(ids)), positions)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="Triton is for Linux")
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_layers_by_kernels_of_triton_give_the_same_logits(architecture: Architecture) -> None:
+    """Put together as a layer puts them together; by Triton's interpreter, where there is no GPU."""
+    from worker.model.fused_ops import FUSED
+
+    ids, positions, logits = torch.tensor([3, 77, 401, 9, 250]), torch.arange(5), []
+    for ops in (None, FUSED):
+        model = load_model(
+            tiny_model(architecture),
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+            linear_backend=DenseBackend(),
+            ops=ops,
+        )
+        logits.append(model.forward(ids, positions, CausalAttention(model.config, len(ids)), positions))
+    torch.testing.assert_close(logits[1], logits[0], rtol=1e-5, atol=1e-4)
 
 
 def test_first_layers_share_the_weights(tmp_path: Path) -> None:

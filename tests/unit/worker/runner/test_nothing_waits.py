@@ -21,6 +21,7 @@ from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
 from worker.memory.transfers import download, upload
 from worker.model.configuration import ModelConfig, load_config
+from worker.model.layer_ops import torch_ops
 from worker.model.linear import DenseBackend
 from worker.model.llama import LayerWeights, LlamaModel, ModelWeights
 from worker.model.rotary import RotaryEmbedding, inverse_frequencies
@@ -39,6 +40,7 @@ from worker.sampling.nucleus import nucleus_by_kernel
 from worker.sampling.sampler import sample
 
 pytest.importorskip("triton", reason="Triton is for Linux")
+FUSED = pytest.importorskip("worker.model.fused_ops").FUSED
 PAGE, MAX_ROWS, CONTEXT = 16, 12, 256
 PROMPT = list(range(3, 60))
 HISTORY = np.array(PROMPT, np.int32)
@@ -84,6 +86,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     ):
         monkeypatch.setattr(f"worker.runner.attention.triton_backend.{name}", value)
     monkeypatch.setattr("worker.sampling.triton_kernels.find_thresholds", Nowhere())
+    for name in ("add_and_norm", "rotate_and_keep", "gate"):
+        monkeypatch.setattr(f"worker.model.triton_kernels.{name}", Nowhere())
     monkeypatch.setattr("worker.sampling.filters.kernel_or", lambda _other, _device: nucleus_by_kernel)
     tiny_model()  # written here, where tensors have contents
     with fake_cuda() as fake:
@@ -100,7 +104,7 @@ def tensor(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
 
 
-def make_model(config: ModelConfig, *, is_deterministic: bool) -> LlamaModel:
+def make_model(config: ModelConfig, *, is_deterministic: bool, is_fused: bool) -> LlamaModel:
     def linear(out_features: int, in_features: int) -> Any:
         layer = DenseBackend().prepare(tensor(out_features, in_features), None)
         return RowInvariantLinear(layer, (1, 32)) if is_deterministic else layer
@@ -120,20 +124,21 @@ def make_model(config: ModelConfig, *, is_deterministic: bool) -> LlamaModel:
     weights = ModelWeights(
         tensor(config.vocab_size, hidden), (layer,), tensor(hidden), linear(config.vocab_size, hidden), 0
     )
-    return LlamaModel(config, weights, RotaryEmbedding(inverse_frequencies(config), CONTEXT, torch.bfloat16, CUDA))
+    rotary = RotaryEmbedding(inverse_frequencies(config), CONTEXT, torch.bfloat16, CUDA)
+    return LlamaModel(config, weights, rotary, FUSED if is_fused else torch_ops())
 
 
 class LaunchingRunner:
     """Implements `Runner` as far as steps are launched; nobody asks what they give."""
 
-    def __init__(self, name: str, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, name: str, threads: ThreadPoolExecutor, *, is_fused: bool = True) -> None:
         path = tiny_model()
         config, is_deterministic = load_config(path), "deterministic" in name
         attention = ATTENTION[name](config)
         parts = ComputerParts(CUDA, torch.bfloat16, PAGE, is_deterministic, None, False, attention)
         rows = RowState(max_rows=MAX_ROWS, max_context=CONTEXT, vocab_size=config.vocab_size, device=CUDA)
         sampler = parts.sampler(rows, GrammarCompiler(load_tokenizer_spec(path)), threads)
-        model = make_model(config, is_deterministic=is_deterministic)
+        model = make_model(config, is_deterministic=is_deterministic, is_fused=is_fused)
         self.computer: StepComputer = parts.computer(model, rows, sampler, num_pages=200)
         self.settled = 0
 
@@ -189,11 +194,12 @@ def drive(driver: RunnerDriver, names: Sequence[str]) -> None:
     driver.decode([0, 8], 1)
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("name", ATTENTION)
-def test_no_step_waits_for_the_device(name: str, device: FakeCuda, threads: ThreadPoolExecutor) -> None:
-    """In each kind of step, by each attention."""
+def test_no_step_waits_for_the_device(name: str, is_fused: bool, device: FakeCuda, threads: ThreadPoolExecutor) -> None:
+    """In each kind of step, by each attention, with both kinds of layers."""
     with device.loading():
-        runner = LaunchingRunner(name, threads)
+        runner = LaunchingRunner(name, threads, is_fused=is_fused)
     drive(RunnerDriver(runner), ["greedy", "log probabilities"])
     assert device.num_copies > 50, "what steps are told and tell is copied"
     assert runner.settled == 0
@@ -254,9 +260,10 @@ def test_top_p_without_a_kernel_waits_for_nothing_either(
     assert device.num_copies > 5
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
 @pytest.mark.parametrize("name", ["triton", "triton, deterministic", "flash", "flash 3"])
 def test_what_a_graph_records_is_of_the_device_alone(
-    name: str, device: FakeCuda, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    name: str, is_fused: bool, device: FakeCuda, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No copy from or to the host; and steps that are replayed wait for nothing either."""
     replays: list[str] = []
@@ -273,7 +280,7 @@ def test_what_a_graph_records_is_of_the_device_alone(
 
     monkeypatch.setattr("worker.runner.decode_graphs.DecodeGraphs.check", lambda *_: None)
     with device.loading():
-        runner = LaunchingRunner(name, threads)
+        runner = LaunchingRunner(name, threads, is_fused=is_fused)
         assert runner.computer.can_record
     runner.computer.record_decodes([1, 4, 12], record)
     drive(RunnerDriver(runner), ["greedy"])
