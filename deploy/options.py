@@ -9,10 +9,8 @@ from typing import Any
 
 import click
 
-from deploy.endpoints import DEFAULT_ENDPOINT, DEFAULT_PORT, Command, endpoint_option
+from deploy.endpoints import Command
 from deploy.numbers import Number
-
-__all__ = ["DEFAULT_ENDPOINT", "DEFAULT_PORT", "endpoint_option", "json_option", "to_arguments"]
 
 
 class Several(click.ParamType[tuple[Any, ...]]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -20,6 +21,8 @@ import numpy.typing as npt
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.types import WorkerId, WorkerStatus
 
+NEVER = -inf
+"""The room of a worker that serves nobody."""
 _FILL_STEPS = 2**32
 
 Reason: TypeAlias = Literal["only", "prefix", "spill", "load", "turn", "chance", "hash", "none"]
@@ -37,6 +40,15 @@ none    nobody is eligible
 
 IneligibleReason: TypeAlias = Literal["", "disconnected", "loading", "draining", "failed", "breaker", "kv-full"]
 """Why a worker gets no request; empty when it may."""
+
+
+Figures: TypeAlias = tuple[int, int, int, float, float, float]
+"""Of one worker: outstanding tokens; requests, and with those that must end first; cache fill; room; place.
+
+room   KV tokens that are free or can be evicted; minus infinity when it serves nobody
+place  tokens of the longest prompt that could run there at once, or would be the only one that waits for memory, which
+       is known from reports, a moment late: the one that waits in the engine starts in the step that frees it
+"""
 
 
 @dataclass(slots=True)
@@ -79,25 +91,25 @@ class WorkerView:
     """Requests there, running or not. Derived."""
     places_short: int = field(init=False)
     """How many requests must end before one more can run; 0 when it can run at once. Derived."""
+    figures: Figures = field(init=False)
+    """Those that a score reads in columns. Derived."""
 
     def __post_init__(self) -> None:
         """Work out the derived fields."""
-        free = self.kv_tokens - self.kv_protected_tokens if self.kv_tokens else 1 << 62
-        requests = self.running_requests + self.waiting_requests
-        short = requests + 1 - self.max_running_requests if self.max_running_requests else 0
         self.unavailable = _unavailable(self)
-        self.kv_free_tokens = free
-        fill = self.sketch_blocks * BLOCK_TOKENS / self.kv_tokens if self.kv_tokens else 0.0
-        self.cache_fill = round(fill * _FILL_STEPS) / _FILL_STEPS
-        self.requests_in_flight = requests
-        self.places_short = max(0, short)
-
-    def has_place(self, prompt_tokens: int) -> bool:
-        """Whether a request could run here at once, or would be the only one that waits for memory.
-
-        Memory is known from reports, a moment late; the one that waits in the engine starts in the step that frees it.
-        """
-        return not self.places_short and (self.kv_free_tokens >= prompt_tokens or not self.waiting_requests)
+        self.kv_free_tokens = _free(self.kv_tokens, self.kv_protected_tokens)
+        self.figures = figures(
+            requests=self.running_requests + self.waiting_requests,
+            waiting_requests=self.waiting_requests,
+            max_running_requests=self.max_running_requests,
+            outstanding_prompt_tokens=self.outstanding_prompt_tokens,
+            kv_tokens=self.kv_tokens,
+            kv_protected_tokens=self.kv_protected_tokens,
+            sketch_blocks=self.sketch_blocks,
+            serves=not self.unavailable,
+        )
+        _, self.requests_in_flight, held, self.cache_fill, _, _ = self.figures
+        self.places_short = held - self.requests_in_flight
 
 
 class RequestView(NamedTuple):
@@ -151,6 +163,25 @@ NOBODY = Ranking(slot=None, reason="none", costs={})
 """The ranking when no worker is eligible."""
 
 
+def figures(
+    *,
+    requests: int,
+    waiting_requests: int,
+    max_running_requests: int,
+    outstanding_prompt_tokens: int,
+    kv_tokens: int,
+    kv_protected_tokens: int,
+    sketch_blocks: int,
+    serves: bool,
+) -> Figures:
+    """As `WorkerView` has them. By themselves they cost a third of a view, and most choices read nothing else."""
+    short = max(0, requests + 1 - max_running_requests) if max_running_requests else 0
+    fill = round(sketch_blocks * BLOCK_TOKENS / kv_tokens * _FILL_STEPS) / _FILL_STEPS if kv_tokens else 0.0
+    room = float(_free(kv_tokens, kv_protected_tokens)) if serves else NEVER
+    place = NEVER if short else room if waiting_requests or not serves else inf
+    return outstanding_prompt_tokens, requests, requests + short, fill, room, place
+
+
 def ineligible_reason(worker: WorkerView, request: RequestView) -> IneligibleReason:
     """Why `worker` should not get `request`; empty when it may.
 
@@ -171,6 +202,10 @@ def eligible(request: RequestView, workers: Sequence[WorkerView]) -> list[Worker
         if worker.kv_free_tokens >= prompt_tokens or worker.kv_free_tokens >= request.uncached_tokens(worker.slot)
     ]
     return roomy or serving
+
+
+def _free(kv_tokens: int, kv_protected_tokens: int) -> int:
+    return kv_tokens - kv_protected_tokens if kv_tokens else 1 << 62
 
 
 def _unavailable(worker: WorkerView) -> IneligibleReason:

@@ -19,8 +19,9 @@ from rich.progress import Progress as ProgressBar
 from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, UnfitWorkload, grpc_caller, simulated_fleet, survey
 from deploy.bench.fleet_results import RouterCost, Run, as_object, show, write_report
 from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
+from deploy.endpoints import endpoint_option
 from deploy.numbers import Number
-from deploy.options import endpoint_option, json_option, objective_options, report_option
+from deploy.options import json_option, objective_options, report_option
 from deploy.progress import Progress as Told
 from loadtest.callers import Caller, CallFailed
 from loadtest.catalog import CATALOG

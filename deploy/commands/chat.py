@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from deploy.options import endpoint_option
+from deploy.endpoints import endpoint_option
 from deploy.prompts import given, sampling_options, write_text
 from deploy.tables import tokens_per_second
 from radixfleet.answers import Completion

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from deploy.options import endpoint_option, json_option
+from deploy.endpoints import endpoint_option
+from deploy.options import json_option
 from deploy.prompts import given, prompt_options, read_prompt
 from deploy.tables import candidates_table, print_whole
 from radixfleet.answers import Explanation

@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
+from deploy.endpoints import endpoint_option
 from deploy.numbers import Number
-from deploy.options import endpoint_option, json_option
+from deploy.options import json_option
 from deploy.prompts import given, prompt_options, read_prompt, sampling_options, write_text
 from radixfleet.answers import Choice, Completion
 from radixfleet.client import Client

@@ -10,8 +10,9 @@ import sys
 import click
 from rich.console import Console
 
+from deploy.endpoints import endpoint_option
 from deploy.numbers import Number
-from deploy.options import endpoint_option, json_option
+from deploy.options import json_option
 from deploy.top.app import Top, has_terminal
 from deploy.top.screen import Frame, once
 from deploy.top.view import SORTS, View

@@ -11,11 +11,11 @@ from typing import Any
 import click
 from rich.console import Console
 
+from deploy.endpoints import DEFAULT_PORT
 from deploy.fleet.one_machine import on_one_machine
 from deploy.fleet.spec import read_spec
 from deploy.local_access import LocalAccess
 from deploy.local_fleet import FleetSpec, LocalFleet
-from deploy.options import DEFAULT_PORT
 from deploy.progress import Progress
 from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client

@@ -14,9 +14,10 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
+from deploy.endpoints import endpoint_option
 from deploy.fleet_changes import changes
 from deploy.numbers import Number
-from deploy.options import endpoint_option, json_option
+from deploy.options import json_option
 from deploy.tables import pools_table, print_whole, workers_table
 from radixfleet.answers import DrainOutcome, WorkerEntry
 from radixfleet.client import Client

@@ -5,7 +5,6 @@ What is refused is refused with InvalidRequest and the path of the field, as the
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Collection, Iterable, Mapping
 
@@ -77,13 +76,6 @@ def check_continuable(sampling: SamplingParams, field: str) -> None:
     for name, is_set in reasons.items():
         if is_set:
             raise InvalidRequest(f"{field} does not go together with sampling.{name}", field=field)
-
-
-def sampling_to_pb(sampling: SamplingParams) -> inference_pb2.SamplingParams:
-    """The message that `sampling_params` turns back into `sampling`."""
-    same = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
-    grammar = None if sampling.grammar is None else _grammar_to_pb(sampling.grammar)
-    return inference_pb2.SamplingParams(**(same | {"logit_bias": dict(sampling.logit_bias), "grammar": grammar}))
 
 
 def _bounded(
@@ -174,9 +166,3 @@ def _grammar(message: inference_pb2.Grammar, field: str) -> Grammar:
     if size > MAX_GRAMMAR_BYTES:
         raise InvalidRequest(f"{path} has {size} bytes; at most {MAX_GRAMMAR_BYTES} are allowed", field=path)
     return Grammar(GrammarKind(form), source)
-
-
-def _grammar_to_pb(grammar: Grammar) -> inference_pb2.Grammar:
-    if grammar.kind is GrammarKind.JSON_OBJECT:
-        return inference_pb2.Grammar(json_object=True)
-    return inference_pb2.Grammar(**{grammar.kind.value: grammar.source})  # type: ignore[arg-type]  # a field's name

@@ -8,8 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from radixfleet.errors import InvalidRequest
-from radixfleet.sampling import sampling_params, sampling_to_pb
+from radixfleet.sampling import sampling_params
 from radixfleet.v1 import inference_pb2
+from tests.support.sampling_messages import sampling_to_pb
 
 floats = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(-1, 2)
 counts = st.none() | st.integers(0, 2**64 - 1) | st.integers(0, 20)

@@ -7,9 +7,10 @@ import math
 import pytest
 
 from radixfleet.errors import InvalidRequest
-from radixfleet.sampling import sampling_params, sampling_to_pb
+from radixfleet.sampling import sampling_params
 from radixfleet.types import Grammar, GrammarKind, SamplingParams
 from radixfleet.v1 import inference_pb2 as pb
+from tests.support.sampling_messages import sampling_to_pb
 
 
 def refused(message: pb.SamplingParams, **options) -> InvalidRequest:
