@@ -102,6 +102,12 @@ rf_attention_plan *rf_attention_plan_create(const rf_batch *batch, const rf_atte
   return plan;
 }
 
+int rf_attention_plan_owns_kv_heads(const rf_attention_plan *plan) {
+  int is_whole_group = plan->heads_per_tile == plan->shape.num_heads / plan->shape.num_kv_heads, count = 0;
+  for (int i = 0; i < plan->batch.num_sequences; i++) count += plan->batch.lengths[i] == 1;
+  return is_whole_group && count == plan->batch.num_sequences;
+}
+
 void rf_attention_plan_destroy(rf_attention_plan *plan) {
   if (plan == NULL) return;
   free(plan->items);
@@ -288,7 +294,7 @@ static int is_single(const rf_attention_plan *plan, int item) {
 }
 
 void rf_attend_phase(rf_team *team, int member, int phase, const rf_attention_plan *plan,
-                     const rf_attention_layer *layer) {
+                     const rf_attention_layer *layer, rf_prepare_item prepare, const void *argument) {
   work_t work = {.plan = plan, .layer = layer, .scratch = rf_team_scratch(team, member)};
   int tile_rows = 0;
   for (int i; (i = rf_team_claim(team, phase)) < plan->num_items;) {
@@ -296,6 +302,8 @@ void rf_attend_phase(rf_team *team, int member, int phase, const rf_attention_pl
     work.item = &plan->items[i];
     work.next = next < plan->num_items && is_single(plan, next) ? &plan->items[next] : NULL;
     int single = is_single(plan, i);
+    if (prepare != NULL)
+      prepare(argument, plan->batch.offsets[work.item->sequence], work.item->kv_head, work.item->num_kv_heads);
     int rows = single ? work.item->num_heads : work.item->num_heads * plan->tokens_per_tile;
     if (rows != tile_rows) plan->kernel->begin(tile_rows = rows);
     if (single)
@@ -313,7 +321,7 @@ typedef struct {
 
 static void attend_task(rf_team *team, int member, void *argument) {
   const attend_t *attend = argument;
-  rf_attend_phase(team, member, 0, attend->plan, attend->layer);
+  rf_attend_phase(team, member, 0, attend->plan, attend->layer, NULL, NULL);
 }
 
 void rf_attend(rf_team *team, const rf_attention_plan *plan, const rf_attention_layer *layer) {

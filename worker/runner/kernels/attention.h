@@ -62,9 +62,15 @@ RF_EXPORT void rf_attention_plan_destroy(rf_attention_plan *plan);
 /* One layer by the whole team. */
 RF_EXPORT void rf_attend(rf_team *team, const rf_attention_plan *plan, const rf_attention_layer *layer);
 
-/* The same from within a task. */
+/* Called by whoever takes an item, before anything of it is read: `row` is the flat row of its token. */
+typedef void (*rf_prepare_item)(const void *argument, int row, int kv_head, int num_kv_heads);
+
+/* Every item is of one token and the only one of its KV heads: who takes it may make their queries, keys and values. */
+int rf_attention_plan_owns_kv_heads(const rf_attention_plan *plan);
+
+/* The same from within a task. `prepare` only where items own their KV heads; NULL for nothing to do. */
 void rf_attend_phase(rf_team *team, int member, int phase, const rf_attention_plan *plan,
-                     const rf_attention_layer *layer);
+                     const rf_attention_layer *layer, rf_prepare_item prepare, const void *argument);
 
 size_t rf_scratch_bytes(void);
 

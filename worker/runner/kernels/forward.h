@@ -3,6 +3,9 @@
  *   phases of a layer, a barrier after each:
  *     norm, q k v, rotate and write K and V, attention, + output, norm, silu(gate) * up, + down
  *
+ * Barriers cost more than small phases. So norms of a few tokens are computed by every member for itself; and where all
+ * sequences have one new token, whoever takes an item of attention rotates its queries and keys. Then five are left.
+ *
  * Weights, K and V are bfloat16; the hidden state is float32 throughout, all else between phases bfloat16.
  */
 #ifndef RF_FORWARD_H
@@ -46,7 +49,7 @@ typedef struct {
   uint16_t *hidden; /* result: [num_tokens][hidden_size], before the last norm */
 } rf_step;
 
-RF_EXPORT int64_t rf_workspace_bytes(const rf_model *model, int32_t num_tokens);
+RF_EXPORT int64_t rf_workspace_bytes(const rf_team *team, const rf_model *model, int32_t num_tokens);
 /* 0, or 1 when there is no memory or the model has too many layers. */
 RF_EXPORT int32_t rf_forward(rf_team *team, const rf_model *model, const rf_step *step);
 

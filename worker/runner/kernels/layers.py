@@ -62,9 +62,8 @@ class KernelLayers:
         """As `LlamaModel.hidden`; K and V of the new tokens are in the pool afterwards. int64 [num_tokens] each."""
         library, num_tokens = self._kernels.library, len(input_ids)
         host = HostBatch(batch)
-        workspace = torch.empty(
-            library.rf_workspace_bytes(ctypes.byref(self._model), num_tokens), dtype=torch.uint8, device="cpu"
-        )
+        num_bytes = library.rf_workspace_bytes(self._kernels.team, ctypes.byref(self._model), num_tokens)
+        workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         hidden = torch.empty((num_tokens, self._config.hidden_size), dtype=torch.bfloat16)
         step = Step(
             batch=host.batch,

@@ -15,10 +15,15 @@
 #else
 #define RF_PAUSE() ((void)0)
 #endif
-/* To sleep and be woken up takes about as long (20 to 80 us in a virtual machine): so a wait costs at most twice what it
- * would if one knew how long it will be. Counted in time, as a pause takes 14 to 70 ns, depending on the CPU. */
-#define SPIN_NS 50000
-#define PAUSES_A_LOOK 32 /* at the clock */
+#define PAUSES_A_LOOK 32 /* at the clock: a pause takes 14 to 70 ns, depending on the CPU */
+
+/* How long a wait spins. At most as long as it takes to be woken up in a virtual machine: so it costs at most twice what
+ * it would if one knew how long it will be. But where other processes want the cores, those waited for have none, and
+ * who spins is in the way of whoever has to go on first, and pays with its own share. There waits that end in vain
+ * outnumber the others: so these raise the time by a little, and those lower it by much. */
+#define LEAST_SPIN_NS 4000
+#define MOST_SPIN_NS 50000
+#define SPIN_NS_MORE 1000
 
 typedef struct {
   rf_team *team;
@@ -39,6 +44,7 @@ struct rf_team {
   /* Barrier: the last of a round resets `arrived` and raises `round`. */
   RF_ALIGNED atomic_int arrived;
   RF_ALIGNED atomic_uint round;
+  atomic_int spin_ns;
   /* Those who have spun long enough sleep here until `round` moves. */
   RF_ALIGNED pthread_mutex_t mutex;
   pthread_cond_t moved;
@@ -62,15 +68,19 @@ static int64_t now_ns(void) {
 
 /* Whether `round` has moved before this thread has spun for long enough. */
 static int spin(rf_team *team, unsigned seen) {
+  int spin_ns = atomic_load_explicit(&team->spin_ns, memory_order_relaxed);
   int64_t give_up_ns = 0;
-  for (int i = 1;; i++) {
-    if (atomic_load_explicit(&team->round, memory_order_acquire) != seen) return 1;
+  for (int i = 1; atomic_load_explicit(&team->round, memory_order_acquire) == seen; i++) {
     RF_PAUSE();
     if (i % PAUSES_A_LOOK != 0) continue;
     int64_t now = now_ns();
-    if (give_up_ns == 0) give_up_ns = now + SPIN_NS;
-    if (now >= give_up_ns) return 0;
+    if (give_up_ns == 0) give_up_ns = now + spin_ns;
+    if (now < give_up_ns) continue;
+    atomic_store_explicit(&team->spin_ns, rf_max(spin_ns / 4, LEAST_SPIN_NS), memory_order_relaxed);
+    return 0;
   }
+  if (spin_ns < MOST_SPIN_NS) atomic_store_explicit(&team->spin_ns, spin_ns + SPIN_NS_MORE, memory_order_relaxed);
+  return 1;
 }
 
 static void wait_for_move(rf_team *team, unsigned seen) {
@@ -162,6 +172,7 @@ rf_team *rf_team_create(int num_members) {
   if (team == NULL) return NULL;
   memset(team, 0, sizeof *team);
   team->process = getpid();
+  team->spin_ns = MOST_SPIN_NS;
   team->scratch_bytes = (size_t)rf_round_up((int)rf_max((int)rf_scratch_bytes(), (int)rf_linear_scratch_bytes()), 4096);
   team->scratch = aligned_alloc(4096, team->scratch_bytes * (size_t)num_members);
   team->members = calloc((size_t)num_members, sizeof *team->members);
