@@ -34,7 +34,7 @@ async def test_the_worker_gets_tokens_and_the_client_gets_its_replies_with_the_d
         events = [
             event
             async for event in fleet.client.generate(
-                "x" * 300, request_id="mine", max_new_tokens=7, cache_salt="tenant", priority=3, timeout_s=9.0
+                "x" * 300, request_id="mine", max_new_tokens=7, cache_salt="tenant", priority=3, timeout_s=60.0
             )
         ]
         call = fleet.workers[0].calls[0]
@@ -44,7 +44,7 @@ async def test_the_worker_gets_tokens_and_the_client_gets_its_replies_with_the_d
         assert (sent.request_id, sent.model, sent.cache_salt, sent.priority) == ("mine", "fake-model", "tenant", 3)
         assert sent.sampling.max_new_tokens == 7
         assert call.time_remaining_s is not None
-        assert 2.0 < call.time_remaining_s < 9.2  # gRPC rounds up
+        assert 2.0 < call.time_remaining_s < 66.0  # gRPC rounds up
         started = events[0]
         assert isinstance(started, Started)
         assert (started.request_id, started.worker_id, started.prompt_tokens) == ("mine", "w0", 300)
