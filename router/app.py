@@ -23,7 +23,7 @@ from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.guard import Guard
 from radixfleet.limits import ClientLimits
-from radixfleet.metrics_server import MetricsServer, serve_metrics
+from radixfleet.metrics_server import MetricsServer
 from radixfleet.v1 import fleet_pb2_grpc
 from router.api.fleet_watch import FleetWatch
 from router.api.scrape_targets import PATH, scrape_targets
@@ -169,7 +169,7 @@ def _serve_metrics(
         tls = {"router_tls": access.tls is not None, "worker_tls": access.peer_tls is not None}
         return ask_loop(lambda: scrape_targets(core.registry.workers, asked, sibling_ports=ports, **tls), loop)
 
-    return serve_metrics(metrics.registry, settings.host, settings.metrics_port, {PATH: targets}, access)
+    return MetricsServer(metrics.registry, settings.host, settings.metrics_port, {PATH: targets}, access)
 
 
 def _http_server(

@@ -23,7 +23,7 @@ from radixfleet.background import beside
 from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
-from radixfleet.metrics_server import serve_metrics
+from radixfleet.metrics_server import MetricsServer
 from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2_grpc, worker_pb2_grpc
@@ -89,7 +89,7 @@ async def running_worker(
         port = listen(server, settings.host, settings.port, access.tls)
         worker_id = WorkerId(settings.worker_id or f"{socket.gethostname()}-{port}")
         metrics = WorkerMetrics(BuildInfo(package_version(), worker_id, settings.model_name, settings.runner))
-        metrics_server = serve_metrics(metrics.registry, settings.host, settings.metrics_port, access=access)
+        metrics_server = MetricsServer(metrics.registry, settings.host, settings.metrics_port, access=access)
         stack.push_async_callback(asyncio.to_thread, metrics_server.close)
         await stack.enter_async_context(expiry_told(access.tls, metrics.watch_certificate))
         description = await asyncio.to_thread(Description, worker_id, settings.model_name, spec, metrics_server.port)

@@ -117,7 +117,11 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 class MetricsServer:
-    """The /metrics endpoint of one registry, served from a daemon thread. Use as a context manager, or call `close`."""
+    """One registry at http://host:port/metrics, and `pages` by path, served from a daemon thread until `close`.
+
+    A context manager, too. With an `access` that has a certificate it is https, and where it has keys each scrape needs
+    one.
+    """
 
     def __init__(
         self,
@@ -127,7 +131,7 @@ class MetricsServer:
         pages: Mapping[str, Page] = MappingProxyType({}),
         access: Access | None = None,
     ) -> None:
-        """Listens at once; port 0 takes a free one. Raises OSError when the port is taken."""
+        """Listens at once; port 0 takes a free one, and `port` says which. Raises OSError when the port is taken."""
         access = access or Access()
         app = _guarded(_with_pages(prometheus_client.make_wsgi_app(registry), pages), access.guard)
         kind = _IPv6Server if ":" in host else _Server
@@ -162,20 +166,6 @@ class MetricsServer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def serve_metrics(
-    registry: prometheus_client.CollectorRegistry,
-    host: str,
-    port: int,
-    pages: Mapping[str, Page] = MappingProxyType({}),
-    access: Access | None = None,
-) -> MetricsServer:
-    """Serve `registry` at http://host:port/metrics, and `pages` by path; the server's `port` says which it got.
-
-    With an `access` that has a certificate it is https, and where it has keys each scrape needs one.
-    """
-    return MetricsServer(registry, host, port, pages, access)
 
 
 def _secure(listener: socket.socket, context: ssl.SSLContext) -> socket.socket:

@@ -15,7 +15,7 @@ from radixfleet import metrics_server
 from radixfleet.access import Access
 from radixfleet.guard import Guard
 from radixfleet.keys import key_hash
-from radixfleet.metrics_server import serve_metrics
+from radixfleet.metrics_server import MetricsServer
 from radixfleet.tls import ServerTls
 from tests.support.certificates import Authority
 
@@ -38,7 +38,7 @@ def scrape(url: str, *, key: str | None = None, tls: ssl.SSLContext | None = Non
 
 
 def test_where_there_are_keys_a_scrape_needs_one() -> None:
-    with serve_metrics(registry(), "127.0.0.1", 0, {"/sd": lambda _: b"[]"}, Access(KEYS)) as server:
+    with MetricsServer(registry(), "127.0.0.1", 0, {"/sd": lambda _: b"[]"}, Access(KEYS)) as server:
         for path in ("/metrics", "/sd", "/"):
             url = f"http://127.0.0.1:{server.port}{path}"
             for key in (None, "rfk_2"):
@@ -54,14 +54,14 @@ def test_with_a_certificate_it_speaks_tls_alone_and_asks_for_theirs_where_a_ca_i
     ca, server_pair = authority.write(tmp_path), authority.issue("server", tmp_path)
     client = authority.issue("client", tmp_path)
     trusting = ssl.create_default_context(cafile=ca)
-    with serve_metrics(
+    with MetricsServer(
         registry(), "127.0.0.1", 0, access=Access(tls=ServerTls(server_pair.cert, server_pair.key))
     ) as it:
         assert "answer 42.0" in scrape(f"https://127.0.0.1:{it.port}/metrics", tls=trusting)[1]
         with pytest.raises(OSError, match=r"."):
             scrape(f"http://127.0.0.1:{it.port}/metrics")
     mutual = Access(tls=ServerTls(server_pair.cert, server_pair.key, ca))
-    with serve_metrics(registry(), "127.0.0.1", 0, access=mutual) as it:
+    with MetricsServer(registry(), "127.0.0.1", 0, access=mutual) as it:
         with pytest.raises(OSError, match=r"."):
             scrape(f"https://127.0.0.1:{it.port}/metrics", tls=trusting)
         trusting.load_cert_chain(client.cert, client.key)
@@ -73,7 +73,7 @@ def test_a_client_that_says_nothing_is_hung_up_on(
 ) -> None:
     monkeypatch.setattr(metrics_server._SilentHandler, "timeout", 0.1)
     with (
-        serve_metrics(registry(), "127.0.0.1", 0) as server,
+        MetricsServer(registry(), "127.0.0.1", 0) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=20) as silent,
     ):
         silent.sendall(b"GET /metr")
@@ -83,7 +83,7 @@ def test_a_client_that_says_nothing_is_hung_up_on(
 
 def test_silent_clients_take_no_more_than_their_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "_MAX_SCRAPES", 2)
-    with serve_metrics(registry(), "127.0.0.1", 0) as server:
+    with MetricsServer(registry(), "127.0.0.1", 0) as server:
         address = ("127.0.0.1", server.port)
         silent = [socket.create_connection(address, timeout=20) for _ in range(2)]
         with socket.create_connection(address, timeout=20) as third:

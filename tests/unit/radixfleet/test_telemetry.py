@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from radixfleet import telemetry
-from radixfleet.metrics_server import serve_metrics
+from radixfleet.metrics_server import MetricsServer
 from radixfleet.telemetry import setup_logging
 
 
@@ -107,7 +107,7 @@ def test_setting_up_again_does_not_double_lines(capsys):
 def test_metrics_are_served_at_any_kind_of_address(host):
     if host == "::1" and not _has_ipv6_loopback():
         pytest.skip("this machine has no IPv6 loopback")
-    with serve_metrics(prometheus_client.CollectorRegistry(), host, 0) as server:
+    with MetricsServer(prometheus_client.CollectorRegistry(), host, 0) as server:
         shown = f"[{host}]" if ":" in host else host
         with urllib.request.urlopen(f"http://{shown}:{server.port}/metrics", timeout=60) as response:
             assert response.status == 200
@@ -124,14 +124,14 @@ def _has_ipv6_loopback() -> bool:
 def test_metrics_are_served_until_closed(capsys):
     registry = prometheus_client.CollectorRegistry()
     prometheus_client.Counter("radixfleet_requests", "Requests.", registry=registry).inc(3)
-    with serve_metrics(registry, "127.0.0.1", 0) as server:
+    with MetricsServer(registry, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.port}/metrics"
         with urllib.request.urlopen(url, timeout=60) as response:
             text = response.read().decode()
         assert "radixfleet_requests_total 3.0" in text
         assert "python_info" not in text
         with pytest.raises(OSError, match="in use"):
-            serve_metrics(registry, "127.0.0.1", server.port)
+            MetricsServer(registry, "127.0.0.1", server.port)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(url, timeout=60)
     assert capsys.readouterr().err == ""
