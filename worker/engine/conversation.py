@@ -190,7 +190,11 @@ class Conversation(ABC):
                 self._load_error = why
 
     def _deliver(self, step: StepOutputs) -> None:
-        """Feed the streams, in the engine's order. A stream that was abandoned is not there any more."""
+        """Feed the streams, in the engine's order, and then tell each one's listener, once.
+
+        A stream that was abandoned is not there any more.
+        """
+        fed: dict[int, RequestStream] = {}
         events: tuple[Admitted | PromptChunk | PromptLogprobs | Output, ...] = (
             *step.admitted,
             *step.chunks,
@@ -201,10 +205,14 @@ class Conversation(ABC):
             stream = self._streams.get(event.uid)
             if stream is not None:
                 stream.feed(event)
+                fed[event.uid] = stream
         for ended in step.ended:
             stream = self._streams.pop(ended.uid, None)
             if stream is not None:
                 stream.feed(ended)
+                fed[ended.uid] = stream
+        for stream in fed.values():
+            stream.tell()
 
     def _enter(self, status: WorkerStatus, message: str = "", *, final: bool = False) -> None:
         """Change the status, and say so."""

@@ -3,6 +3,7 @@
     front (one event loop)                                   engine, runner (their own processes, or inline)
       stream = handle.submit(Submit(uid=handle.next_uid(), ...))   ->  Submit
       async for progress in stream: ...                            <-  Admitted, Output, Ended, coalesced
+      or stream.listen(...), and no task a request
       stream.close()                                               ->  Abort, unless it has ended
 
 Everything here is used from the event loop that called `start`, and nothing in it blocks. Every submitted request has
@@ -62,16 +63,18 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class RequestStream(AsyncIterator[Progress]):
-    """What one request brings forth. Read by one task; holds at most `max_new_tokens` unread tokens.
+    """What one request brings forth, for one task that reads it, or for a listener.
 
-    A failed request raises its error (a `RadixfleetError`) after the tokens before it. Leaving a `with` block,
-    or `close()`, aborts the request unless it has ended; the stream is then over for its reader too.
+    Holds at most `max_new_tokens` unread tokens. A failed request raises its error (a `RadixfleetError`) after the
+    tokens before it. Leaving a `with` block, or `close()`, aborts the request unless it has ended; the stream is then
+    over for its reader too.
     """
 
     def __init__(self, uid: int, abandon: Callable[[RequestStream], None]) -> None:
         self.uid = uid
         self._abandon = abandon
         self._wakeup = asyncio.Event()
+        self._listener: Callable[[], None] | None = None
         self._admitted: Admitted | None = None
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
@@ -83,7 +86,10 @@ class RequestStream(AsyncIterator[Progress]):
         """No terminal outcome was fed yet."""
 
     def feed(self, event: Admitted | PromptChunk | PromptLogprobs | Output | Ended) -> None:
-        """Take what the engine says. For the handle only. What comes after the terminal outcome is ignored."""
+        """Take what the engine says. For the handle only, which then calls `tell`.
+
+        What comes after the terminal outcome is ignored.
+        """
         if not self._open:
             return
         if isinstance(event, Output):
@@ -110,6 +116,27 @@ class RequestStream(AsyncIterator[Progress]):
             self._open = False
             self._error = error
             self._wakeup.set()
+            self.tell()
+
+    def tell(self) -> None:
+        """The listener, if there is one, is to take what was fed. For the handle only."""
+        if self._listener is not None:
+            self._listener()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when there is something to `take`: at once, if there is already. It may not raise."""
+        self._listener = listener
+        if self._has_news or self._error is not None:
+            listener()
+
+    def take(self) -> Progress | None:
+        """All news; None: there is none. Then raises the error of a failed request, once."""
+        if self._has_news:
+            return self._take()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return None
 
     def close(self) -> None:
         """Abort the request unless it has ended. Idempotent."""
@@ -125,12 +152,10 @@ class RequestStream(AsyncIterator[Progress]):
         if self._open:
             await self._wakeup.wait()
         self._wakeup.clear()
-        if self._has_news:
-            return self._take()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        raise StopAsyncIteration
+        progress = self.take()
+        if progress is None:
+            raise StopAsyncIteration
+        return progress
 
     @property
     def _has_news(self) -> bool:

@@ -1,10 +1,11 @@
 """One request from its submission to its one outcome, in two halves that wait for nothing but their own side.
 
-    engine --Progress--> _read: tokens to text, stop strings, times --> Outbox --> responses --> gRPC --> client
+    engine --Progress--> _hear: tokens to text, stop strings, times --> Outbox --> responses --> gRPC --> client
 
-The halves are two tasks. A client that reads slowly holds back `responses` alone (gRPC's flow control suspends it),
-while `_read` still ends the request at a stop string, and takes the times, when they are due. What piles up in between
-is joined into one Delta, so it is bounded by max_new_tokens.
+The first half is no task: it runs where the engine's message is heard, for all requests of a step in one turn of the
+event loop. A client that reads slowly holds back `responses` alone (gRPC's flow control suspends it), while `_hear`
+still ends the request at a stop string, and takes the times, when they are due. What piles up in between is joined into
+one Delta, so it is bounded by max_new_tokens.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from radixfleet import convert
 from radixfleet.clock import Clock
-from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable, UnknownModel
+from radixfleet.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
 from radixfleet.types import ExecutionId, FinishReason, Usage, WorkerId
 from radixfleet.v1 import inference_pb2, worker_pb2
 from worker.core.messages import Admitted
@@ -91,7 +93,7 @@ class Generation:
         trace: RequestTrace,
         accepted: AcceptedRequest | None = None,
     ) -> None:
-        """Begins to read at once, so it needs a running event loop.
+        """Listens to the engine at once.
 
         `generated_tokens`: of the answer, that the client has already. `arrived_s`: when the request came.
         `trace` is ended with it. `accepted`: what the feed knows of it; None where it never ran.
@@ -114,9 +116,12 @@ class Generation:
         self._outbox = Outbox()
         self._is_started = False
         self._news = asyncio.Event()
-        """The outbox was filled, or the reading has ended."""
-        self._error: RadixfleetError | None = None
-        self._reader = asyncio.create_task(self._read(), name=f"generation {identity.execution_id}")
+        """The outbox was filled, or the request is over."""
+        self._is_over = False
+        """Nothing more comes of it."""
+        self._error: Exception | None = None
+        for choice in choices:
+            choice.stream.listen(partial(self._hear, choice))
 
     @property
     def uids(self) -> list[int]:
@@ -125,42 +130,40 @@ class Generation:
 
     async def responses(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """What the client is sent; raises the error that ended the request, if one did. For one reader."""
-        while not self._reader.done() or self._news.is_set():
-            await self._news.wait()
-            self._news.clear()
+        while True:
             for response in self._outbox.take():
                 yield response
-        await self._reader
+            if self._is_over and not self._news.is_set():
+                break
+            await self._news.wait()
+            self._news.clear()
         if self._error is not None:
             raise self._error
 
     def close(self, outcome: Outcome) -> None:
         """Nobody reads on: abort the request, unless it has ended. Idempotent."""
         self._settle(outcome)
-        self._close_streams()
+        self._end()
 
-    def _close_streams(self) -> None:
+    def _end(self) -> None:
+        self._is_over = True
         for choice in self._choices:
             choice.stream.close()
+        self._news.set()
 
-    async def _read(self) -> None:
+    def _hear(self, choice: Choice) -> None:
+        """News of one completion. An error of one is the end of all."""
+        if self._is_over:
+            return
         try:
-            await asyncio.gather(*map(self._follow, self._choices))
-        finally:
-            self._settle(Outcome.FAILED)
-            self._close_streams()
-            self._news.set()
-
-    async def _follow(self, choice: Choice) -> None:
-        """Read one completion to its end. An error of one is the end of all."""
-        try:
-            async for progress in choice.stream:
+            while (progress := choice.stream.take()) is not None:
                 self._take(choice, progress)
-                self._news.set()
-        except RadixfleetError as error:
-            self._error = self._error or error
+        except Exception as error:  # noqa: BLE001  told to the client; the engine's other requests go on
+            self._error = error
             self._settle(outcome_of(error))
-            self._close_streams()
+        if self._error is not None or len(self._reasons) == len(self._choices):
+            self._end()
+        self._news.set()
 
     def _take(self, choice: Choice, progress: Progress) -> None:
         if progress.admitted is not None and self._admitted_s is None:
