@@ -2,7 +2,8 @@
 
 A choice among a thousand workers must not touch each of them in Python, so what a score needs of every worker is kept
 in numpy columns beside the views. A worker that changed replaces its row in place; what is summed over all workers is
-kept with it, so a choice sums nothing. Sums are exact: the figures are whole numbers, or multiples of 2**-32.
+kept with it, so a choice sums nothing. Sums are exact: the figures are whole numbers, or multiples of 2**-32. The view
+of such a worker is looked at when a policy reads it, and the default reads none.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, overload
+from typing import Protocol, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from router.view import RequestView, WorkerView
+from router.view import NEVER, Figures, RequestView, WorkerView
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.intp]
 
-_NEVER = -np.inf
+
+class Viewed(Protocol):
+    """A worker that changed."""
+
+    @property
+    def view(self) -> WorkerView:
+        """As it is now."""
+        ...
 
 
 class Columns:
@@ -104,34 +112,34 @@ class Columns:
         """A cost a worker, by slot."""
         return ColumnCosts(self.slots, costs)
 
-    def replace(self, position: int, old: WorkerView, new: WorkerView) -> None:
+    def replace(self, position: int, old: Figures, new: Figures) -> None:
         """One worker's figures are others now."""
         self._changes = True
-        self.queued += new.outstanding_prompt_tokens - old.outstanding_prompt_tokens
-        self.in_flight += new.requests_in_flight - old.requests_in_flight
-        self.filled += new.cache_fill - old.cache_fill
-        row = _row(new)
-        if self._queues is not None:
-            del self._queues[bisect_left(self._queues, old.outstanding_prompt_tokens)]
-            insort(self._queues, row[0])
+        queue, requests, held, fill, room, place = new
+        was_queue, was_requests, _, was_fill, was_room, was_place = old
+        if queue != was_queue:
+            self.queued += queue - was_queue
+            self.queue[position] = queue
+            if self._queues is not None:
+                del self._queues[bisect_left(self._queues, was_queue)]
+                insort(self._queues, queue)
+        if fill != was_fill:
+            self.filled += fill - was_fill
+            self.fill[position] = fill
+            self._most_fill = _most(self._most_fill, was_fill, fill)
+        if room != was_room or place != was_place:
+            self.room[position], self.place[position] = room, place
+            self._least_room = _least(self._least_room, was_room, room)
+            self._most_place = _most(self._most_place, was_place, place)
+        self.in_flight += requests - was_requests
+        self.requests[position], self.held[position] = requests, held
         least = self._least_requests
-        self._least_requests = _least(least, old.requests_in_flight, row[1])
-        self._least_room = _least(self._least_room, float(self.room[position]), row[4])
-        self._most_fill = _most(self._most_fill, old.cache_fill, row[3])
-        self._most_place = _most(self._most_place, float(self.place[position]), row[5])
+        self._least_requests = _least(least, was_requests, requests)
         if self._least_requests is None or self._least_requests != least:
             self._crowding = None
         elif self._crowding is not None:
-            more = row[2] - self._least_requests
+            more = held - self._least_requests
             self._crowding[position] = more * more * more
-        (
-            self.queue[position],
-            self.requests[position],
-            self.held[position],
-            self.fill[position],
-            self.room[position],
-            self.place[position],
-        ) = row
 
 
 class FleetView(Sequence[WorkerView]):
@@ -139,8 +147,11 @@ class FleetView(Sequence[WorkerView]):
 
     def __init__(self, workers: Iterable[WorkerView]) -> None:
         self._views = list(workers)
+        self._unseen: dict[int, Viewed] = {}
+        """Workers by position whose views are others by now."""
+        self._figures = [view.figures for view in self._views]
         slots = np.array([view.slot for view in self._views], dtype=np.intp)
-        rows = np.array([_row(view) for view in self._views], dtype=np.float64).reshape(len(self._views), 6)
+        rows = np.array(self._figures, dtype=np.float64).reshape(len(self._views), 6)
         self.columns = Columns(slots, np.ascontiguousarray(rows.T))
 
     @staticmethod
@@ -152,23 +163,30 @@ class FleetView(Sequence[WorkerView]):
         return len(self._views)
 
     def __iter__(self) -> Iterator[WorkerView]:
-        return iter(self._views)
+        return iter(self._seen())
 
     @overload
     def __getitem__(self, index: int) -> WorkerView: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[WorkerView]: ...
     def __getitem__(self, index: int | slice) -> WorkerView | Sequence[WorkerView]:
-        return self._views[index]
+        return self._seen()[index]
 
     def replace(self, position: int, view: WorkerView) -> None:
         """The worker at `position` is like this now."""
-        self.columns.replace(position, self._views[position], view)
+        self._unseen.pop(position, None)
         self._views[position] = view
+        self._replace(position, view.figures)
+
+    def changed(self, position: int, worker: Viewed, figures: Figures) -> None:
+        """The worker at `position` has these figures now; its view is looked at when it is read, in the same turn."""
+        self._unseen[position] = worker
+        self._replace(position, figures)
 
     def only(self, positions: Iterable[int]) -> FleetView:
         """Some of them, as they are now."""
-        return FleetView([self._views[position] for position in positions])
+        views = self._seen()
+        return FleetView([views[position] for position in positions])
 
     def eligible(self, request: RequestView) -> Columns:
         """The columns of the workers that `router.view.eligible` lets through."""
@@ -177,7 +195,7 @@ class FleetView(Sequence[WorkerView]):
             return columns
         allowed = columns.room >= request.prompt_tokens - request.matched_tokens_at(columns.slots)
         if not allowed.any():
-            allowed = columns.room > _NEVER
+            allowed = columns.room > NEVER
         return columns if allowed.all() else columns.at(np.flatnonzero(allowed))
 
     def is_saturated(self, prompt_tokens: int) -> bool:
@@ -185,7 +203,18 @@ class FleetView(Sequence[WorkerView]):
         columns = self.columns
         if not columns.count or columns.most_place >= prompt_tokens:
             return False
-        return bool((columns.room > _NEVER).any())
+        return bool((columns.room > NEVER).any())
+
+    def _replace(self, position: int, figures: Figures) -> None:
+        self.columns.replace(position, self._figures[position], figures)
+        self._figures[position] = figures
+
+    def _seen(self) -> list[WorkerView]:
+        if self._unseen:
+            for position, worker in self._unseen.items():
+                self._views[position] = worker.view
+            self._unseen.clear()
+        return self._views
 
 
 @dataclass(slots=True, eq=False)
@@ -206,16 +235,6 @@ class ColumnCosts(Mapping[int, float]):
 
     def __len__(self) -> int:
         return len(self.slots)
-
-
-def _row(view: WorkerView) -> tuple[float, float, float, float, float, float]:
-    """Outstanding tokens; requests, and with those that must end first; cache fill; KV room; room to run at once."""
-    requests = view.requests_in_flight
-    room = _NEVER if view.unavailable else float(view.kv_free_tokens)
-    place = room if view.waiting_requests or view.unavailable else np.inf
-    if view.places_short:
-        place = _NEVER
-    return view.outstanding_prompt_tokens, requests, requests + view.places_short, view.cache_fill, room, place
 
 
 def _least_of(column: FloatArray) -> float:

@@ -44,7 +44,7 @@ class ModelGroup:
         stale = self._stale
         if stale:
             for worker in stale:
-                self._view.replace(self._places[worker.slot], worker.view)
+                self._view.changed(self._places[worker.slot], worker, worker.figures)
             # What a breaker that is not closed admits changes with time.
             lasting = [worker for worker in stale if not worker.breaker.is_closed]
             stale.clear()

@@ -12,7 +12,7 @@ from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.clock import Clock
 from radixfleet.types import AcceptedLoad, Capacity, Incarnation, Load, MemoryPools, ModelInfo, WorkerId, WorkerStatus
 from router.index import Sketch
-from router.view import WorkerView
+from router.view import Figures, WorkerView, figures
 from router.workers.activity import WorkerActivity
 from router.workers.books import Booking, Books
 from router.workers.breaker import Breaker
@@ -165,6 +165,22 @@ class WorkerState:
             view = self._view = self._make_view()
         return view
 
+    @property
+    def figures(self) -> Figures:
+        """Those of the view, without making it: they change with every booking."""
+        books, capacity = self.books, self.capacity
+        requests, outstanding = books.running_requests, books.outstanding_tokens
+        return figures(
+            requests=requests,
+            waiting_requests=min(books.reported.waiting_requests, requests),
+            max_running_requests=capacity.max_running_requests if capacity else 0,
+            outstanding_prompt_tokens=outstanding,
+            kv_tokens=capacity.kv_tokens if capacity else 0,
+            kv_protected_tokens=books.reported.kv_protected_tokens + outstanding,
+            sketch_blocks=self._sketch.blocks(self.slot),
+            serves=self._serves,
+        )
+
     def changed(self) -> None:
         """Something that the view shows is different now."""
         self._view = None
@@ -189,6 +205,12 @@ class WorkerState:
         """The worker's own account of its load; see `Books.report`."""
         self.books.report(load, accepted, is_between_reports=is_between_reports)
         self.changed()
+
+    @property
+    def _serves(self) -> bool:
+        """Whether its view is available."""
+        is_fit = self.connected and self.status is WorkerStatus.SERVING and not self.drain_wanted
+        return is_fit and not self.duplicate_of and (self.breaker.is_closed or self.breaker.admits)
 
     def _make_view(self) -> WorkerView:
         books, capacity = self.books, self.capacity

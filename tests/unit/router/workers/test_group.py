@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+from radixfleet.types import Load
 from router.workers.group import ModelGroup
 from router.workers.state import WorkerState
-from tests.support.router_parts import MODEL, Parts
+from tests.support.chains import chain
+from tests.support.router_parts import CAPACITY, MODEL, Parts
 
 
 def fail(worker: WorkerState, parts: Parts) -> None:
@@ -96,3 +99,36 @@ def test_a_group_of_nobody() -> None:
     assert list(group.view) == []
     assert not group.view.is_saturated(1)
     assert group.room(10, None) < 1
+
+
+def test_what_a_score_reads_of_a_worker_is_what_its_view_says() -> None:
+    """The figures are worked out without the view, which is made when somebody reads it."""
+    parts = Parts(2)
+    worker, group = parts.workers[0], parts.group("m")
+    booking = worker.book(1_000, number=1)
+
+    def drain(*, wanted: bool) -> None:
+        worker.drain_wanted = wanted
+
+    changes: list[Callable[[], object]] = [
+        lambda: worker.book(500, number=2),
+        lambda: worker.report(Load(waiting_requests=3, outstanding_prompt_tokens=9_000, kv_protected_tokens=2_000)),
+        lambda: parts.sketch.book(worker.slot, chain("abc"), 200),
+        lambda: setattr(worker, "capacity", replace(CAPACITY, kv_tokens=4_096, max_running_requests=2)),
+        lambda: drain(wanted=True),
+        lambda: drain(wanted=False),
+        lambda: setattr(worker, "connected", False),
+        lambda: setattr(worker, "connected", True),
+        lambda: setattr(worker, "duplicate_of", "elsewhere"),
+        lambda: setattr(worker, "duplicate_of", ""),
+        lambda: fail(worker, parts),
+        lambda: parts.clock.advance(10.0),
+        lambda: worker.books.close(booking),
+        lambda: setattr(worker, "capacity", None),
+    ]
+    for change in changes:
+        change()
+        worker.changed()
+        assert worker.figures == worker.view.figures
+        assert group.view[0].figures == worker.view.figures
+        assert group.view.columns.place[0] == worker.figures[-1]
