@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
@@ -13,6 +13,7 @@ from radixfleet.errors import InvalidRequest
 from radixfleet.text import Tokenizer
 from radixfleet.types import BlockHash, ModelInfo, PromptForm, TokenArray
 from radixfleet.v1 import inference_pb2
+from router.api.known_chains import KnownChains
 from router.api.plain_text import stand_ins
 from router.api.prompt_length import check_text, check_tokens
 from router.dispatch.request import NO_TOKENIZER, HashArray, PreparedRequest
@@ -25,6 +26,8 @@ class ServedModel:
     info: ModelInfo
     tokenizer: Tokenizer | None
     """None: only engines that do not tell theirs serve it, so prompts go there as text."""
+    chains: KnownChains = field(default_factory=KnownChains, compare=False)
+    """Of its prompts."""
 
     @property
     def known_tokenizer(self) -> Tokenizer:
@@ -103,7 +106,7 @@ def prepare(
     seed = _seed(model.info.model, request.cache_salt)
     # A prompt whose log probabilities are asked for is computed whole, so no worker is cheaper for what it has cached.
     is_cacheable = not request.sampling.HasField("prompt_logprobs")
-    hashes: HashArray = chain_hashes(seed, tokens) if is_cacheable else np.zeros(0, dtype=np.uint64)
+    hashes: HashArray = model.chains.chain(seed, tokens) if is_cacheable else np.zeros(0, dtype=np.uint64)
     is_ids = request.prompt.WhichOneof("form") == "token_ids"
     prepared = PreparedRequest(
         request_id=request.request_id,
