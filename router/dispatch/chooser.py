@@ -96,16 +96,15 @@ class Chooser:
         most = ranking.most_matched_blocks
         if most is None:
             most = max(int(view.matched_blocks[slot]) for slot in ranking.costs)
-        blocks = self._sketch.book(chosen.slot, request.block_hashes, request.prompt_tokens)
-        matched = view.matched_tokens(chosen.slot)
-        reachable = min(most * BLOCK_TOKENS, request.prompt_tokens - 1)
-        predicted = min(matched, blocks.predicted_tokens)
+        known = int(view.matched_blocks[chosen.slot])
+        blocks = self._sketch.book(chosen.slot, request.block_hashes, request.prompt_tokens, known)
+        predicted = blocks.predicted_tokens
         decision = Decision(
             policy=self._policy.name,
             reason=ranking.reason,
             predicted_cached_tokens=predicted,
             # What goes before the worker begins is out of reach.
-            reachable_cached_tokens=reachable if matched < reachable else predicted,
+            reachable_cached_tokens=predicted if known == most else min(most * BLOCK_TOKENS, request.prompt_tokens - 1),
         )
         lease = Lease(
             request,

@@ -140,12 +140,10 @@ class Lease:
         self.worker.changed()
 
     def _count(self, cached_tokens: int) -> None:
-        metrics, request, decision = self._metrics, self.request, self.decision
+        request, decision = self.request, self.decision
+        asked = request.prompt_tokens
         reachable, predicted = decision.reachable_cached_tokens, decision.predicted_cached_tokens
-        metrics.prompt_tokens_asked.inc(request.prompt_tokens)
-        metrics.prompt_tokens_reachable.inc(reachable)
-        metrics.prompt_tokens_predicted.inc(predicted)
-        metrics.prompt_tokens_actual.inc(cached_tokens)
-        self.worker.activity.started(request.prompt_tokens, reachable, predicted, cached_tokens)
+        self._metrics.prompt_tokens.count(asked, reachable, predicted, cached_tokens)
+        self.worker.activity.started(asked, reachable, predicted, cached_tokens)
         if self._hot_prefixes is not None:
             self._hot_prefixes.saved(request.block_hashes, request.tokens, request.model, cached_tokens)

@@ -21,7 +21,7 @@ owns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache, lru_cache
 
 import numpy as np
@@ -146,14 +146,15 @@ class Sketch:
         """
         return UsedFor(self._mirrors, hashes, depths, self._clock)
 
-    def book(self, slot: int, hashes: HashArray, prompt_tokens: int) -> BlockLease:
+    def book(self, slot: int, hashes: HashArray, prompt_tokens: int, known: int | None = None) -> BlockLease:
         """A request with these prompt blocks goes to the worker, which will hold them: count them as there from now on.
 
-        `hashes`: uint64 [blocks], chained.
+        `hashes`: uint64 [blocks], chained. `known`: what `match` just said of the worker; looked up where it is None.
         """
         mirror = self._mirror(slot)
         blocks: list[int] = hashes.tolist()
-        known = mirror.depth(blocks)
+        if known is None:
+            known = mirror.depth(blocks)
         lasting = mirror.lasting(blocks, known)
         settled_use = mirror.settled_use(blocks[known - 1]) if known else None
         joined = mirror.lease(blocks, known, self._clock.now())
@@ -283,9 +284,12 @@ class Sketch:
         self._mark(slot, joined)
         self._clear(slot, self._mirror(slot).trim())
 
-    def _mark(self, slot: int, blocks: Iterable[int]) -> None:
+    def _mark(self, slot: int, blocks: Collection[int]) -> None:
         """Set the worker's bit. Blocks of one prefix mostly have the same holders: neighbours share one mask object."""
         masks, bit = self._masks, _bit(slot)
+        if masks.keys().isdisjoint(blocks):  # what is new to the worker is mostly new to all
+            masks.update(dict.fromkeys(blocks, bit))
+            return
         seen, joined = 0, bit
         for block in blocks:
             mask = masks.get(block, 0)

@@ -55,6 +55,7 @@ class WorkerRegistry:
         self._configured = frozenset(around.settings.workers)
         self._leaving: set[asyncio.Task[None]] = set()
         self._groups: dict[str, ModelGroup] | None = None
+        self._models: tuple[str, ...] = ()
 
     def start(self) -> None:
         """Dial the configured workers."""
@@ -77,7 +78,8 @@ class WorkerRegistry:
     @property
     def models(self) -> tuple[str, ...]:
         """Names of the models that known workers serve, in order."""
-        return tuple(sorted(self._by_model()))
+        self._by_model()
+        return self._models
 
     def group(self, model: str) -> ModelGroup:
         """The workers of this model."""
@@ -156,6 +158,7 @@ class WorkerRegistry:
     def _by_model(self) -> dict[str, ModelGroup]:
         if self._groups is None:
             self._groups = model_groups(self.workers)
+            self._models = tuple(sorted(self._groups))
         return self._groups
 
     def _changed(self) -> None:

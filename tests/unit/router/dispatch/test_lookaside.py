@@ -106,10 +106,10 @@ async def test_what_a_client_tells_of_its_leases() -> None:
     assert not leases[0].is_started
     look_aside.end(done, 500)
     assert leases[1].is_started
-    assert parts.metrics.prompt_tokens_actual._value.get() == 300, "never more than the prompt has"
+    assert parts.metrics.prompt_tokens.actual == 300, "never more than the prompt has"
     look_aside.lease_event(parts.workers[0], started, LeasePhase.STARTED, 0)
     look_aside.end(started, 64)
-    assert parts.metrics.prompt_tokens_actual._value.get() == 300, "the worker's word stands"
+    assert parts.metrics.prompt_tokens.actual == 300, "the worker's word stands"
     assert not owner
     assert outcomes(parts) == {"ended": 2, "released": 1, "expired": 0, "interrupted": 0, "closed": 0}
     look_aside.lease_event(parts.workers[0], done, LeasePhase.ENDED, 0)
