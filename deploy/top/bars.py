@@ -10,7 +10,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 _HEIGHTS = "▁▂▃▄▅▆▇█"
 
 
-def stacked(parts: Sequence[tuple[float, str]], whole: float, width: int, *, ground: str = "bright_black") -> Text:
+def stacked(parts: Sequence[tuple[float, str]], whole: float, width: int) -> Text:
     """A bar of `width` characters: each part (size, style) in turn, what is left of `whole` as ground.
 
     Borders between two parts are rounded to characters, the last one to an eighth.
@@ -29,7 +29,7 @@ def stacked(parts: Sequence[tuple[float, str]], whole: float, width: int, *, gro
         if eighth != " ":
             bar.append(eighth, style)
             at += 1
-    bar.append("·" * (width - at), ground)
+    bar.append("·" * (width - at), "bright_black")
     return bar
 
 

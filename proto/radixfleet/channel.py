@@ -18,7 +18,7 @@ show there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -59,13 +59,12 @@ def _shared_options(max_message_bytes: int, keepalive_s: float) -> Options:
 def server_options(
     *,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
-    keepalive_s: float = KEEPALIVE_S,
     handshake_s: float = HANDSHAKE_S,
     shared_port: bool = False,
 ) -> Options:
     """Options of a server. `shared_port`: other processes listen on its port too."""
     return [
-        *_shared_options(max_message_bytes, keepalive_s),
+        *_shared_options(max_message_bytes, KEEPALIVE_S),
         ("grpc.http2.min_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.server_handshake_timeout_ms", round(handshake_s * 1000)),
@@ -107,20 +106,19 @@ class Health:
 async def make_server(
     service_names: Sequence[str],
     *,
-    interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     guard: Guard | None = None,
     max_message_bytes: int = MAX_MESSAGE_BYTES,
     shared_port: bool = False,
 ) -> tuple[grpc.aio.Server, Health]:
     """A server with health (NOT_SERVING until told otherwise), reflection and errors as statuses.
 
-    `service_names`: full names, such as "radixfleet.v1.Inference". `interceptors` run outside the mapping of errors,
-    and `guard` outside them; without one, everybody may call everything. `shared_port`: see `server_options`.
+    `service_names`: full names, such as "radixfleet.v1.Inference". Without a `guard`, everybody may call
+    everything. `shared_port`: see `server_options`.
     The caller adds its servicers, calls `listen`, and starts the server.
     """
     guards = [] if guard is None else [GuardInterceptor(guard)]
     server = grpc.aio.server(
-        interceptors=[*guards, *interceptors, ErrorInterceptor()],
+        interceptors=[*guards, ErrorInterceptor()],
         options=server_options(max_message_bytes=max_message_bytes, shared_port=shared_port),
     )
     health = Health(service_names)

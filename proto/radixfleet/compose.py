@@ -123,18 +123,18 @@ def _strings(value: object) -> Sequence[str]:
     return value if isinstance(value, Sequence) else ()
 
 
-def prompt_to_pb(prompt: PromptInput, field: str = "prompt") -> inference_pb2.Prompt:
+def prompt_to_pb(prompt: PromptInput) -> inference_pb2.Prompt:
     """The message of a prompt; token ids travel packed. Raises InvalidRequest."""
     if isinstance(prompt, str):
-        return inference_pb2.Prompt(text=utf8(prompt, f"{field}.text"))
+        return inference_pb2.Prompt(text=utf8(prompt, "prompt.text"))
     if isinstance(prompt, ChatPrompt):
-        message = _chat(prompt.messages, f"{field}.chat.messages", add_generation_prompt=prompt.add_generation_prompt)
-        message.chat.tools_json = _json(prompt.tools, f"{field}.chat.tools") if prompt.tools else ""
-        message.chat.variables_json = _json(prompt.variables, f"{field}.chat.variables") if prompt.variables else ""
+        message = _chat(prompt.messages, "prompt.chat.messages", add_generation_prompt=prompt.add_generation_prompt)
+        message.chat.tools_json = _json(prompt.tools, "prompt.chat.tools") if prompt.tools else ""
+        message.chat.variables_json = _json(prompt.variables, "prompt.chat.variables") if prompt.variables else ""
         return message
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage | Mapping):
-        return _chat(prompt, f"{field}.chat.messages", add_generation_prompt=None)
-    return inference_pb2.Prompt(token_ids=convert.pack_tokens(token_array(prompt, f"{field}.token_ids")))
+        return _chat(prompt, "prompt.chat.messages", add_generation_prompt=None)
+    return inference_pb2.Prompt(token_ids=convert.pack_tokens(token_array(prompt, "prompt.token_ids")))
 
 
 def token_array(ids: Any, field: str) -> TokenArray:

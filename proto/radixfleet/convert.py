@@ -77,19 +77,19 @@ def unpack_tokens(message: inference_pb2.TokenIds, field: str = "token_ids") -> 
     return np.frombuffer(packed, dtype="<u4").astype(np.uint32, copy=False)
 
 
-def prompt_form(message: inference_pb2.Prompt, field: str = "prompt") -> PromptForm:
+def prompt_form(message: inference_pb2.Prompt) -> PromptForm:
     """Which of the three forms a prompt has: text, token ids (at least one), or a chat (at least one message)."""
     form = message.WhichOneof("form")
     if form == "text":
         return message.text
     if form == "token_ids":
-        tokens = unpack_tokens(message.token_ids, f"{field}.token_ids")
+        tokens = unpack_tokens(message.token_ids, "prompt.token_ids")
         if not len(tokens):
-            raise InvalidRequest(f"{field}.token_ids is empty", field=f"{field}.token_ids")
+            raise InvalidRequest("prompt.token_ids is empty", field="prompt.token_ids")
         return tokens
     if form == "chat":
-        return _chat(message.chat, f"{field}.chat")
-    raise InvalidRequest(f"{field} is not set: give text, token_ids or chat", field=field)
+        return _chat(message.chat, "prompt.chat")
+    raise InvalidRequest("prompt is not set: give text, token_ids or chat", field="prompt")
 
 
 def _chat(message: inference_pb2.Chat, field: str) -> ChatPrompt:

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -25,9 +24,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from radixfleet.errors import PermissionDenied, RadixfleetError, Unauthenticated
 from radixfleet.guard import Door, Guard, key_of, remember
 from router.http.errors import TooSlow, error_response
-
-DoorOf: TypeAlias = Callable[[str, str], Door]
-"""The door of a method and a path."""
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEALTH = frozenset({"/health", "/healthz", "/livez", "/readyz", "/ping"})
@@ -47,10 +43,9 @@ def door_of(method: str, path: str) -> Door:
 class HttpGuard:
     """An ASGI application that passes on what `guard` admits."""
 
-    def __init__(self, app: ASGIApp, guard: Guard, *, door: DoorOf = door_of) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app = app
         self._guard = guard
-        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -58,7 +53,7 @@ class HttpGuard:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        door = self._door(scope["method"], scope["path"])
+        door = door_of(scope["method"], scope["path"])
         with ExitStack() as visit:
             try:
                 caller = self._guard.admit(door, key_of(headers.get("authorization")))

@@ -89,7 +89,6 @@ def logged(
     tell: Tell,
     what: str,
     *,
-    folder: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> None:
     """Run a command of an installation, telling its last line now and then. Raises InstallFailed.
@@ -105,7 +104,6 @@ def logged(
             stdout=output,
             stderr=output,
             stdin=subprocess.DEVNULL,
-            cwd=folder,
             env={**os.environ, **(variables or {})},
             process_group=0,
         )
