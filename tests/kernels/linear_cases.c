@@ -115,6 +115,20 @@ static void check_rows_alone(const case_t *c, rf_team *team) {
   CHECK(memcmp(together, alone.y, (size_t)c->y_columns * c->y_size) == 0, "a row depends on those beside it, or on the team");
 }
 
+/* Of each row the largest of the results that are stored, and where it is first. */
+static void check_largest(const case_t *c, rf_team *team) {
+  rf_largest *largest = guarded((size_t)(c->operands.num_rows * rf_team_size(team)) * sizeof *largest, sizeof *largest);
+  rf_apply_largest(team, &c->linear, &c->operands, largest);
+  for (int row = 0; row < c->operands.num_rows; row++) {
+    int first = 0;
+    const uint16_t *y = (const uint16_t *)c->operands.y + row * c->operands.y_stride;
+    for (int out = 1; out < c->y_columns; out++)
+      if (to_float(y[out]) > to_float(y[first])) first = out;
+    CHECK(largest[row].feature == first, "feature %d is said to be the largest, %d is", largest[row].feature, first);
+    CHECK(largest[row].value == to_float(y[first]), "%g and not %g", largest[row].value, to_float(y[first]));
+  }
+}
+
 void check_linears(int num_cases, int num_threads) {
   tally_t tallies[] = {
       [RF_STORE] = {.kind = "linear to bfloat16"},
@@ -129,6 +143,7 @@ void check_linears(int num_cases, int num_threads) {
     rf_apply(team, &c.linear, &c.operands);
     compare(&c, &tallies[i % 4]);
     check_rows_alone(&c, other_team);
+    if (c.operands.output == RF_STORE) check_largest(&c, team);
     free(c.before);
     release_all();
   }

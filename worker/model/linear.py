@@ -6,7 +6,7 @@ kernel) is a new `LinearBackend` and no change to the model.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as functional
@@ -23,6 +23,15 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[num_tokens, in_features] -> [num_tokens, out_features]."""
+        ...
+
+
+@runtime_checkable
+class LikeliestLinear(Linear, Protocol):
+    """A layer that finds a row's largest result without storing the others."""
+
+    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each row of x the largest result, float32, and the first feature that has it, int64; NaN is largest."""
         ...
 
 

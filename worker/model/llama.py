@@ -23,7 +23,7 @@ from torch import Tensor
 from worker.memory.kv_pool import KvPlace
 from worker.model.configuration import ModelConfig
 from worker.model.layer_ops import HeadNorms, LayerOps, torch_ops
-from worker.model.linear import Linear
+from worker.model.linear import LikeliestLinear, Linear
 from worker.model.rotary import RotaryEmbedding
 
 _FEW_LOGITS = 1 << 21
@@ -128,8 +128,15 @@ class LlamaModel:
         """Logits float32 [len(output_rows), vocab_size] of some tokens of the batch, from what `hidden` returned."""
         if not len(output_rows):
             return hidden.new_empty((0, self.config.vocab_size), dtype=torch.float32)
-        _, normed = self._add_and_norm(hidden.index_select(0, output_rows), None, self.weights.norm)
-        return _float32(self.weights.head(normed))
+        return _float32(self.weights.head(self._normed(hidden, output_rows)))
+
+    @torch.inference_mode()
+    def likeliest(self, hidden: Tensor, output_rows: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Of some tokens of the batch the largest of the `logits`, float32, and the first token id that has it, int64;
+        NaN is the largest. None where the head has no way to it that is faster than the logits.
+        """
+        head = self.weights.head
+        return head.likeliest(self._normed(hidden, output_rows)) if isinstance(head, LikeliestLinear) else None
 
     def _attend(
         self, index: int, layer: LayerWeights, normed: Tensor, factors: tuple[Tensor, Tensor], attention: Attention
@@ -140,6 +147,10 @@ class LlamaModel:
             norms = HeadNorms(layer.query_norm, layer.key_norm, self.config.rms_norm_eps)
         q = self._ops.rotate_and_keep(heads, factors, norms, attention.place(index))
         return layer.output(attention(index, q))
+
+    def _normed(self, hidden: Tensor, output_rows: Tensor) -> Tensor:
+        _, normed = self._add_and_norm(hidden.index_select(0, output_rows), None, self.weights.norm)
+        return normed
 
     def _add_and_norm(self, hidden: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
         return self._ops.add_and_norm(hidden, added, weight, self.config.rms_norm_eps)

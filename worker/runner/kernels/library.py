@@ -123,6 +123,7 @@ _FUNCTIONS = {
     "rf_packed_bytes": (c_int64, (c_int32, c_int32)),
     "rf_pack": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "rf_apply": (None, (c_void_p, POINTER(LinearWeight), POINTER(Operands))),
+    "rf_apply_largest": (None, (c_void_p, POINTER(LinearWeight), POINTER(Operands), c_void_p)),
     "rf_workspace_bytes": (c_int64, (c_void_p, POINTER(Model), c_int32)),
     "rf_forward": (c_int32, (c_void_p, POINTER(Model), POINTER(Step))),
 }

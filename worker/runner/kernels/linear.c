@@ -70,6 +70,7 @@ static rf_ahead ahead_of(const work_t *work, int panel, int panels, int index, i
 static void ask_for_results(const work_t *work, int row, int num_rows, int panel, rf_ahead *ahead) {
   static const int widths[] = {[RF_STORE] = 64, [RF_STORE_FLOAT] = 128, [RF_ADD] = 128, [RF_SWIGLU] = 32};
   const rf_operands *operands = work->operands;
+  if (operands->output == RF_LARGEST) return;
   int size = operands->output == RF_STORE || operands->output == RF_SWIGLU ? 2 : 4;
   int column = rf_panel_at(work->linear, operands->output, panel) * 16;
   ahead->y = (const char *)operands->y + (row * operands->y_stride + column) * size;

@@ -28,7 +28,14 @@ typedef enum {
   RF_STORE_FLOAT,
   RF_ADD,    /* added to what is there, float32 */
   RF_SWIGLU, /* the first half of y is the gate of the second: silu(gate) * up as bfloat16; halves of 16 n features */
+  RF_LARGEST, /* y is no matrix: rf_largest of each row */
 } rf_output;
+
+/* Of a row's results, as RF_STORE rounds them: the largest, and the first feature that has it; NaN where one is that. */
+typedef struct {
+  float value;
+  int32_t feature;
+} rf_largest;
 
 typedef struct {
   const uint16_t *x;
@@ -44,7 +51,12 @@ RF_EXPORT int64_t rf_packed_bytes(int32_t out_features, int32_t in_features);
 RF_EXPORT void rf_pack(const uint16_t *weight, int32_t out_features, int32_t in_features, uint16_t *packed);
 RF_EXPORT void rf_apply(rf_team *team, const rf_linear *linear, const rf_operands *operands);
 
-/* The same from within a task. */
+/* The largest result of each of num_rows rows, without the others; y is of no account. `largest` has room for
+ * rf_team_size(team) times as many: the first num_rows are the answer. */
+RF_EXPORT void rf_apply_largest(rf_team *team, const rf_linear *linear, const rf_operands *operands,
+                                rf_largest *largest);
+
+/* The same as rf_apply from within a task. */
 void rf_apply_phase(rf_team *team, int member, int phase, const rf_linear *linear, const rf_operands *operands);
 
 size_t rf_linear_scratch_bytes(void);

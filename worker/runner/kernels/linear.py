@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from worker.runner.kernels.library import Kernels, LinearWeight, Operands
 _STORE = 0
 _MULTIPLE = 32
 _CHUNK_BYTES = 64 << 20
+_LARGEST = np.dtype([("value", np.float32), ("feature", np.int32)])
+"""rf_largest"""
 
 
 class _Arena:
@@ -38,7 +41,7 @@ class _Arena:
 
 
 class KernelLinear:
-    """Implements `worker.model.linear.Linear`."""
+    """Implements `worker.model.linear.Linear`, and `LikeliestLinear`."""
 
     def __init__(self, kernels: Kernels, arena: _Arena, weight: Tensor, bias: Tensor | None) -> None:
         self._kernels = kernels
@@ -62,6 +65,17 @@ class KernelLinear:
         operands = Operands(x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), len(x), _STORE)
         self._kernels.library.rf_apply(self._kernels.team, ctypes.byref(self.weight), ctypes.byref(operands))
         return y
+
+    def likeliest(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `LikeliestLinear`: the results that this layer would give, but for the largest never stored."""
+        x = x.contiguous()
+        found = np.empty((self._kernels.num_threads, len(x)), _LARGEST)
+        operands = Operands(x.data_ptr(), x.stride(0), None, 0, len(x), _STORE)
+        self._kernels.library.rf_apply_largest(
+            self._kernels.team, ctypes.byref(self.weight), ctypes.byref(operands), found.ctypes.data
+        )
+        values, features = found[0]["value"].copy(), found[0]["feature"].astype(np.int64)
+        return torch.from_numpy(values), torch.from_numpy(features)
 
 
 class KernelLinearBackend:

@@ -57,6 +57,12 @@ static inline int rf_panel_at(const rf_linear *linear, int output, int index) {
   return index / 2 + (index % 2 ? rf_num_panels(linear->out_features) / 2 : 0);
 }
 
+/* What follows the sums of panel `panel` and the one after it where only the largest results are asked for. */
+void rf_finish_largest(const rf_linear *linear, rf_largest *largest, int panel, int num_rows, float (*sums)[32][16]);
+
+/* 16 biases of a panel, zero where there is none. */
+v16f rf_read_bias(const rf_linear *linear, int panel);
+
 /* What follows the sums of panels `index` and after it, by order of computing, of rows from `row` on. */
 void rf_finish(const rf_linear *linear, const rf_operands *operands, int index, int row, int num_rows,
                float (*sums)[32][16]);

@@ -10,7 +10,7 @@ typedef struct {
   int count;
 } target_t;
 
-static v16f read_bias(const rf_linear *linear, int panel) {
+v16f rf_read_bias(const rf_linear *linear, int panel) {
   RF_ALIGNED uint16_t bias[16] = {0};
   int count = rf_min(16, linear->out_features - panel * 16);
   if (linear->bias == NULL || count <= 0) return (v16f){0};
@@ -65,10 +65,14 @@ static void store_gated_rows(const target_t *to, int row, int num_rows, float (*
 /* What follows the sums of panels `index` and after it, by order of computing. */
 void rf_finish(const rf_linear *linear, const rf_operands *operands, int index, int row, int num_rows,
                float (*sums)[32][16]) {
+  if (operands->output == RF_LARGEST) {
+    rf_finish_largest(linear, (rf_largest *)operands->y + row, index, num_rows, sums);
+    return;
+  }
   int panel = rf_panel_at(linear, operands->output, index), second = rf_panel_at(linear, operands->output, index + 1);
   target_t to = {
       .operands = operands,
-      .bias = {read_bias(linear, panel), read_bias(linear, second)},
+      .bias = {rf_read_bias(linear, panel), rf_read_bias(linear, second)},
       .column = panel * 16,
       .count = rf_min(32, linear->out_features - panel * 16),
   };

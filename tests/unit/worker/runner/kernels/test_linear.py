@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from worker.model.linear import LikeliestLinear, Linear
 from worker.runner.kernels.compiler import find_compiler
 from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
@@ -41,3 +42,51 @@ def test_a_row_does_not_depend_on_nan_in_another(backend: KernelLinearBackend) -
     kept = [row for row in range(20) if row != 2]
     assert layer(poisoned)[2].isnan().all()
     assert torch.equal(layer(poisoned)[kept], layer(x)[kept])
+
+
+def likeliest(layer: Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    assert isinstance(layer, LikeliestLinear)
+    return layer.likeliest(x)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 32, 40, 300])
+@pytest.mark.parametrize("out_features", [1, 7, 40, 100, 5000])
+def test_the_largest_result_is_that_of_all_results(backend: KernelLinearBackend, rows: int, out_features: int) -> None:
+    """Also among equals, of which there are many: the first."""
+    generator = torch.Generator().manual_seed(rows * out_features)
+    weight = torch.randint(-2, 3, (out_features, 32), generator=generator).bfloat16()
+    layer = backend.prepare(weight, torch.randint(-2, 3, (out_features,), generator=generator).bfloat16())
+    x = torch.randint(-1, 2, (rows, 32), generator=generator).bfloat16()
+    values, features = likeliest(layer, x)
+    everything = layer(x).float().numpy()
+    assert features.tolist() == everything.argmax(axis=1).tolist()
+    assert values.tolist() == everything.max(axis=1).tolist()
+
+
+def test_results_that_rounding_makes_equal_are_equals(backend: KernelLinearBackend) -> None:
+    weight = torch.zeros(64, 32)
+    weight[40, :2], weight[50, :2], weight[3, 0] = torch.tensor([256.0, 0.5]), torch.tensor([256.0, 0.75]), 255.0
+    layer = backend.prepare(weight.bfloat16(), None)
+    values, features = likeliest(layer, torch.ones(1, 32).bfloat16())
+    assert (values.item(), features.item()) == (256.0, 40)
+
+
+@pytest.mark.parametrize("at", [0, 33, 4999])
+@pytest.mark.parametrize("beside", [-1.0, torch.inf])
+def test_a_nan_is_the_largest_of_its_own_row(backend: KernelLinearBackend, at: int, beside: float) -> None:
+    """Behaviour 35: through the head."""
+    bias = torch.full((5000,), beside)
+    bias[at] = torch.nan
+    weight = torch.zeros(5000, 32, dtype=torch.bfloat16)
+    for rows in (1, 40):
+        values, features = likeliest(backend.prepare(weight, bias.bfloat16()), torch.ones(rows, 32).bfloat16())
+        assert values.isnan().all()
+        assert features.tolist() == [at] * rows
+
+
+@pytest.mark.parametrize("value", [-torch.inf, torch.inf])
+def test_what_is_infinite_everywhere_is_told_as_such(backend: KernelLinearBackend, value: float) -> None:
+    layer = backend.prepare(torch.zeros(100, 32, dtype=torch.bfloat16), torch.full((100,), value).bfloat16())
+    values, features = likeliest(layer, torch.ones(3, 32).bfloat16())
+    assert values.tolist() == [value] * 3
+    assert features.tolist() == [0] * 3
