@@ -49,8 +49,8 @@ class RouterSettings(ProcessSettings):
         1,
         ge=1,
         le=64,
-        description="Router processes that share the ports. More pay when one is busy (a core) while others idle: "
-        "at thousands of requests/s, or with long texts to tokenize. Connections are dealt among them.",
+        description="Router processes that share the ports. More than one helps where a router keeps a core busy while "
+        "others idle: at thousands of requests/s, or with long texts to tokenize. Each connection is with one.",
     )
     address_file: Path | None = Field(
         None,
@@ -92,7 +92,7 @@ class RouterSettings(ProcessSettings):
     tokenizers: CommaList = Field(
         (),
         description="MODEL=DIRECTORY, for models that only servers with OpenAI's API serve: with its tokenizer "
-        "the router reckons in the model's own tokens. Without, prompts go there as text.",
+        "the router counts in the model's own tokens. Without it, prompts are sent as text.",
     )
     heartbeat_timeout_s: Seconds = Field(
         3.0, description="A worker that says nothing for this long gets no requests until it speaks again."
@@ -101,7 +101,10 @@ class RouterSettings(ProcessSettings):
         5.0, description="How long a worker may take to answer a question about itself before it is dialled again."
     )
 
-    policy: PolicyName = Field("min_cost", description="How a worker is chosen: see the README's table of policies.")
+    policy: PolicyName = Field(
+        "min_cost",
+        description="How a worker is chosen; router/README.md explains them, `radixfleet lab` compares them.",
+    )
     max_queued_requests: int = Field(
         4096,
         ge=0,
@@ -124,13 +127,16 @@ class RouterSettings(ProcessSettings):
         0.1, ge=0, le=1, description="At most this share of requests is retried, so that retries cannot drown a fleet."
     )
     breaker_failures: int = Field(
-        5, ge=1, le=1000, description="So many failed connections in a row and a worker gets no requests for a while."
+        5,
+        ge=1,
+        le=1000,
+        description="After so many failed connections in a row a worker gets no requests for --breaker-open-s.",
     )
-    breaker_open_s: Seconds = Field(10.0, description="That while; then one request probes the worker.")
+    breaker_open_s: Seconds = Field(10.0, description="How long that lasts; then one request probes the worker.")
 
     console_prompts: bool = Field(
         default=False,
-        description="Show in the console how the prompts of the hottest prefixes begin. They are what users wrote.",
+        description="Show in the console how the prompts of the hottest prefixes begin. They are users' own words.",
     )
     drain_grace_s: float = Field(
         30.0, ge=0, le=86400, description="On SIGTERM, how long running requests may go on before they are cut."

@@ -48,7 +48,7 @@ class WorkerSettings(ProcessSettings):
         None, ge=2, description="Longest prompt and completion together, in tokens; default: the model's own limit."
     )
     default_max_new_tokens: int = Field(
-        256, ge=1, description="max_new_tokens of requests that set none, or what the context leaves when that is less."
+        256, ge=1, description="max_new_tokens of requests that set none; less where the context leaves less."
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for every interface.")
@@ -80,26 +80,31 @@ class WorkerSettings(ProcessSettings):
     admin_token: AdminToken = None
     isolate_clients: IsolateClients = False
 
-    runner: RunnerKind = Field("torch", description="torch computes; sim pretends to be a GPU, and invents the tokens.")
+    runner: RunnerKind = Field(
+        "torch", description="torch runs the model; sim imitates a GPU's times, and makes up the tokens."
+    )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any.")
     dtype: DType = Field(
-        "auto", description="Type of weights and KV; auto takes bfloat16 where the device is fast at it."
+        "auto", description="Type of weights and KV cache; auto takes bfloat16 where the device is fast at it."
     )
     threads: int | None = Field(
-        None, ge=1, le=1024, description="Threads of the runner on the CPU; default: cores. Use cores / workers."
+        None,
+        ge=1,
+        le=1024,
+        description="Threads that compute on a CPU; default: its cores. With several workers: cores / workers.",
     )
     attention: AttentionName = Field(
         "auto",
-        description="flash: FlashAttention, and triton: our own kernels, for GPUs; cpu: kernels in C, for CPUs; sdpa: "
-        "torch, anywhere. auto takes the first of them that works.",
+        description="For GPUs, flash is FlashAttention, triton our own kernels; for CPUs, cpu is our kernels in C; sdpa "
+        "is torch's, for any device. auto takes the first that works.",
     )
     enable_deterministic_inference: bool = Field(
         default=False,
         description="The same prompt and seed give the same tokens and log probabilities to the last bit, whatever "
-        "else runs and is cached. Proven on CPUs. Off, near ties may fall differently.",
+        "else runs and is cached. Proven on CPUs. Off, tokens that are almost equally likely may change places.",
     )
     inline: bool = Field(default=False, description="Run front, engine and runner in one process, for debugging.")
-    overlap: bool = Field(default=True, description="Plan the next step while the device computes the last one.")
+    overlap: bool = Field(default=True, description="Plan the next step while the device computes this one.")
     cuda_graphs: bool = Field(
         default=True,
         description="On a GPU, replay steps of decodes from recordings, which are made and checked at start.",
@@ -114,7 +119,7 @@ class WorkerSettings(ProcessSettings):
         0.9,
         gt=0,
         lt=1,
-        description="Share for the KV pool of the memory left after the weights; activations get the rest.",
+        description="The KV pool's share of the memory left after the weights; activations get the rest.",
     )
     max_total_tokens: int | None = Field(
         None, ge=1, description="Upper bound of the KV pool, in tokens; two pages or more."
@@ -135,12 +140,14 @@ class WorkerSettings(ProcessSettings):
         None, ge=1, le=4096, description="Requests that run at once; default: by the size of the KV pool."
     )
     schedule_policy: SchedulePolicy = Field(
-        "lpm", description="Who leaves the queue first: longest cached prefix (with aging), oldest, highest priority."
+        "lpm",
+        description="Which request leaves the queue first: lpm, the one with the longest cached prefix (with aging); "
+        "fcfs, the oldest; priority, the highest.",
     )
     preempt: bool = Field(
         default=False,
-        description="With --schedule-policy priority: running requests are retracted, and continued later, for waiting "
-        "ones of higher priority that find no room.",
+        description="With --schedule-policy priority: where a request of higher priority finds no room, running ones "
+        "are retracted for it, and continued later.",
     )
 
     drain_grace_s: float = Field(
