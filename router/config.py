@@ -50,7 +50,7 @@ class RouterSettings(ProcessSettings):
         ge=1,
         le=64,
         description="Router processes that share the ports. More than one helps where a router keeps a core busy while "
-        "others idle: at thousands of requests/s, or with long texts to tokenize. Each connection is with one.",
+        "others idle: at thousands of requests/s, or with long texts to tokenize. Connections are spread over them.",
     )
     address_file: Path | None = Field(
         None,
