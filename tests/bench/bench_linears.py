@@ -3,7 +3,8 @@
 Prints, for each number of rows, GFLOP/s of all linear layers of the model's blocks by the kernels in C and by oneDNN
 with packed weights, as torch calls it, measured in turns, and how many times as fast the kernels are. Each layer has
 weights of its own for several blocks, so that they come from memory as in a step. Of each call the fastest of several
-counts; on one thread its CPU time, which other processes disturb least.
+counts; on one thread its CPU time, which other processes disturb least. Before each turn is a pause: OpenMP's threads
+spin for milliseconds after a call, on a core that the other's threads need.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
 
 _BLOCKS = 12
+_PAUSE_S = 0.01
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
@@ -43,6 +45,7 @@ def fastest_calls(
     best = [[float("inf")] * _BLOCKS for _ in layers]
     for _ in range(repeats):
         for backend, blocks in enumerate(layers):
+            time.sleep(_PAUSE_S)
             for block, layer in enumerate(blocks):
                 started = clock()
                 layer(x)

@@ -1,118 +1,10 @@
 #include "attention.h"
 
 #include <math.h>
-#include <stdlib.h>
 
-#include "amx.h"
-#include "attention_kernels.h"
-
-typedef struct {
-  int32_t sequence;
-  int32_t kv_head;
-  int32_t num_kv_heads; /* several only where there is one token */
-  int32_t first_head;   /* of the query heads of kv_head */
-  int32_t num_heads;    /* query heads of each KV head */
-  int32_t first_token;  /* within the sequence's new tokens */
-  int32_t end_token;
-} item_t;
-
-struct rf_attention_plan {
-  rf_batch batch;
-  rf_attention_shape shape;
-  const rf_attention_kernel *kernel;
-  int heads_per_tile;   /* query heads of one KV head in a tile */
-  int tokens_per_tile;  /* of a sequence with several new tokens */
-  int kv_heads_per_item; /* of a sequence with one */
-  int num_items;
-  item_t *items;
-};
+#include "attention_plan.h"
 
 size_t rf_scratch_bytes(void) { return sizeof(rf_attention_scratch); }
-
-static const rf_attention_kernel *choose_kernel(const rf_attention_shape *shape) {
-  if (!shape->is_bf16) return &rf_attention_f32;
-#ifdef RF_HAS_AMX
-  if (rf_amx_usable && shape->head_dim % 16 == 0) return &rf_attention_amx;
-#endif
-#ifdef RF_HAS_AVX512_BF16
-  if (shape->head_dim % 16 == 0) return &rf_attention_avx512_bf16;
-#endif
-  return &rf_attention_bf16_as_f32;
-}
-
-/* KV heads that share a tile save most of the softmax's work, but each item should have a few others beside it. */
-static int choose_kv_heads_per_item(const rf_attention_plan *plan, int num_members) {
-  int num_kv_heads = plan->shape.num_kv_heads;
-  int most = rf_min(rf_min(RF_SLOTS, RF_LANES / plan->heads_per_tile), num_kv_heads);
-  if (num_members == 1) return most;
-  int num_single = 0;
-  for (int i = 0; i < plan->batch.num_sequences; i++) num_single += plan->batch.lengths[i] == 1;
-  return rf_max(1, rf_min(most, num_single * num_kv_heads / (3 * num_members)));
-}
-
-/* A prompt's last tokens, which see most, come first, so that the end of the phase is made of small pieces. Counts only
- * where `items` is NULL. */
-static int list_items(const rf_attention_plan *plan, item_t *items) {
-  const rf_batch *batch = &plan->batch;
-  int num_kv_heads = plan->shape.num_kv_heads, group = plan->shape.num_heads / num_kv_heads;
-  int tokens_per_item = plan->tokens_per_tile * RF_SLOTS, count = 0;
-  for (int sequence = 0; sequence < batch->num_sequences; sequence++) {
-    int length = batch->lengths[sequence], step = length == 1 ? plan->kv_heads_per_item : 1;
-    for (int i = rf_ceil_div(length, tokens_per_item) - 1; i >= 0; i--) {
-      for (int kv_head = 0; kv_head < num_kv_heads; kv_head += step) {
-        for (int head = 0; head < group; head += plan->heads_per_tile, count++) {
-          if (items == NULL) continue;
-          items[count] = (item_t){
-              .sequence = sequence,
-              .kv_head = kv_head,
-              .num_kv_heads = rf_min(step, num_kv_heads - kv_head),
-              .first_head = head,
-              .num_heads = rf_min(plan->heads_per_tile, group - head),
-              .first_token = i * tokens_per_item,
-              .end_token = rf_min((i + 1) * tokens_per_item, length),
-          };
-        }
-      }
-    }
-  }
-  return count;
-}
-
-rf_attention_plan *rf_attention_plan_create(const rf_batch *batch, const rf_attention_shape *shape,
-                                            int32_t num_members) {
-  if (shape->head_dim < 1 || shape->head_dim > RF_MAX_HEAD_DIM || shape->num_kv_heads < 1 || shape->num_heads < 1 ||
-      shape->num_heads % shape->num_kv_heads != 0 || num_members < 1)
-    return NULL;
-  rf_attention_plan *plan = calloc(1, sizeof *plan);
-  if (plan == NULL) return NULL;
-  int group = shape->num_heads / shape->num_kv_heads;
-  plan->batch = *batch;
-  plan->shape = *shape;
-  plan->kernel = choose_kernel(shape);
-  plan->heads_per_tile = rf_ceil_div(group, rf_ceil_div(group, RF_LANES));
-  plan->tokens_per_tile = RF_LANES / plan->heads_per_tile;
-  plan->kv_heads_per_item = choose_kv_heads_per_item(plan, num_members);
-  plan->num_items = list_items(plan, NULL);
-  plan->items = malloc((size_t)rf_max(plan->num_items, 1) * sizeof *plan->items);
-  if (plan->items == NULL) {
-    free(plan);
-    return NULL;
-  }
-  list_items(plan, plan->items);
-  return plan;
-}
-
-int rf_attention_plan_owns_kv_heads(const rf_attention_plan *plan) {
-  int is_whole_group = plan->heads_per_tile == plan->shape.num_heads / plan->shape.num_kv_heads, count = 0;
-  for (int i = 0; i < plan->batch.num_sequences; i++) count += plan->batch.lengths[i] == 1;
-  return is_whole_group && count == plan->batch.num_sequences;
-}
-
-void rf_attention_plan_destroy(rf_attention_plan *plan) {
-  if (plan == NULL) return;
-  free(plan->items);
-  free(plan);
-}
 
 static void rescale(rf_attention_scratch *scratch, int slot, int first, int num_rows, int head_dim, v16f scale) {
   for (int d = 0; d < rf_ceil_div(head_dim, 16); d++)
@@ -124,8 +16,8 @@ static void rescale(rf_attention_scratch *scratch, int slot, int first, int num_
 typedef struct {
   const rf_attention_plan *plan;
   const rf_attention_layer *layer;
-  const item_t *item;
-  const item_t *next; /* that this thread will probably take next, if it is of one token as well; else NULL */
+  const rf_attention_item *item;
+  const rf_attention_item *next; /* that this thread will probably take next, if it is of one token too; else NULL */
   rf_attention_scratch *scratch;
 } work_t;
 
@@ -134,7 +26,7 @@ static int element_bytes(const rf_attention_shape *shape) { return shape->is_bf1
 /* Where a query row lies in q or out: row `row` of those of the tile that begins with the given token. */
 static void *row_of(const work_t *work, const void *base, int64_t stride, int kv_head, int token, int row) {
   const rf_attention_plan *plan = work->plan;
-  const item_t *item = work->item;
+  const rf_attention_item *item = work->item;
   int group = plan->shape.num_heads / plan->shape.num_kv_heads;
   int64_t flat = (int64_t)plan->batch.offsets[item->sequence] + token + row / item->num_heads;
   int64_t head = (int64_t)kv_head * group + item->first_head + row % item->num_heads;
@@ -200,8 +92,10 @@ static void look_ahead(const work_t *work, int position, int num_positions) {
   if (position < num_positions) {
     rf_block keys = block_at(work, work->layer->keys, work->item->kv_head, position, num_positions);
     rf_block values = block_at(work, work->layer->values, work->item->kv_head, position, num_positions);
-    for (int i = values.count - 1; i >= 0; i--) scratch->ahead[count++] = values.base + values.slots[i] * values.slot_bytes;
-    for (int i = keys.count - 1; i >= 0; i--) scratch->ahead[count++] = keys.base + keys.slots[i] * keys.slot_bytes;
+    for (int i = values.count - 1; i >= 0; i--)
+      scratch->ahead[count++] = values.base + values.slots[i] * values.slot_bytes;
+    for (int i = keys.count - 1; i >= 0; i--)
+      scratch->ahead[count++] = keys.base + keys.slots[i] * keys.slot_bytes;
   }
   scratch->num_ahead = count;
   scratch->ahead_bytes = work->item->num_kv_heads * work->plan->shape.head_dim * element_bytes(&work->plan->shape);
@@ -211,7 +105,7 @@ static void look_ahead(const work_t *work, int position, int num_positions) {
 static void attend_single(const work_t *work) {
   const rf_attention_plan *plan = work->plan;
   const rf_attention_kernel *kernel = plan->kernel;
-  const item_t *item = work->item;
+  const rf_attention_item *item = work->item;
   rf_attention_scratch *scratch = work->scratch;
   int head_dim = plan->shape.head_dim, num_rows = item->num_heads;
   int num_positions = plan->batch.starts[item->sequence] + 1;
@@ -245,7 +139,7 @@ typedef struct {
 } tile_t;
 
 static int cut_tiles(const work_t *work, tile_t *tiles) {
-  const item_t *item = work->item;
+  const rf_attention_item *item = work->item;
   int count = 0;
   for (int token = item->first_token; token < item->end_token; token += work->plan->tokens_per_tile, count++) {
     int num_tokens = rf_min(work->plan->tokens_per_tile, item->end_token - token);
@@ -262,7 +156,7 @@ static int cut_tiles(const work_t *work, tile_t *tiles) {
 static void attend_several(const work_t *work) {
   const rf_attention_plan *plan = work->plan;
   const rf_attention_kernel *kernel = plan->kernel;
-  const item_t *item = work->item;
+  const rf_attention_item *item = work->item;
   rf_attention_scratch *scratch = work->scratch;
   int head_dim = plan->shape.head_dim, start = plan->batch.starts[item->sequence];
   int num_positions = start + item->end_token;

@@ -62,7 +62,8 @@ static rf_ahead ahead_of(const work_t *work, int panel, int panels, int index, i
   if (begin >= (int64_t)work->linear->in_features * 32) ahead.num_panels = 0;
   for (int i = 0; i < ahead.num_panels; i++) {
     int next = work->next_panel + panel - work->panel + i;
-    ahead.panels[i] = (const char *)packed_panel(work, rf_min(next, rf_num_panels(work->linear->out_features) - 1)) + begin;
+    next = rf_min(next, rf_num_panels(work->linear->out_features) - 1);
+    ahead.panels[i] = (const char *)packed_panel(work, next) + begin;
   }
   return ahead;
 }

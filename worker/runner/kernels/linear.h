@@ -31,7 +31,7 @@ typedef enum {
   RF_LARGEST, /* y is no matrix: rf_largest of each row */
 } rf_output;
 
-/* Of a row's results, as RF_STORE rounds them: the largest, and the first feature that has it; NaN where one is that. */
+/* Of a row's results, as RF_STORE rounds them: the largest, and the first feature that has it. NaN is the largest. */
 typedef struct {
   float value;
   int32_t feature;

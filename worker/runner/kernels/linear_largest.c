@@ -1,5 +1,5 @@
-/* The largest result of each row of a linear layer: what greedy decoding asks of the head, whose other results then need
- * not go through memory. */
+/* The largest result of each row of a linear layer: what greedy decoding asks of the head, whose other results then
+ * need not go through memory. */
 #include <math.h>
 
 #include "linear_kernels.h"

@@ -17,9 +17,9 @@
 #endif
 #define PAUSES_A_LOOK 32 /* at the clock: a pause takes 14 to 70 ns, depending on the CPU */
 
-/* How long a wait spins. At most as long as it takes to be woken up in a virtual machine: so it costs at most twice what
- * it would if one knew how long it will be. But where other processes want the cores, those waited for have none, and
- * who spins is in the way of whoever has to go on first, and pays with its own share. There waits that end in vain
+/* How long a wait spins. At most as long as it takes to be woken up in a virtual machine: so it costs at most twice
+ * what it would if one knew how long it will be. But where other processes want the cores, those waited for have none,
+ * and who spins is in the way of whoever has to go on first, and pays with its own share. There waits that end in vain
  * outnumber the others: so these raise the time by a little, and those lower it by much. */
 #define LEAST_SPIN_NS 4000
 #define MOST_SPIN_NS 50000

@@ -1,8 +1,8 @@
 /* A team of threads that lives as long as its runner: one parallel section after another, with cheap barriers inside.
  *
  * OpenMP is not used: its barriers either spin without bound, which stalls cores that are shared with other processes,
- * or go to the kernel each time, which costs more than a layer's smaller phases. Here a waiting thread spins for as long as
- * it takes to wake one up, and then sleeps.
+ * or go to the kernel each time, which costs more than a layer's smaller phases. Here a waiting thread spins for as
+ * long as it takes to wake one up, and then sleeps.
  */
 #ifndef RF_TEAM_H
 #define RF_TEAM_H
@@ -22,8 +22,8 @@ RF_EXPORT rf_team *rf_team_create(int num_members);
 RF_EXPORT void rf_team_destroy(rf_team *team);
 RF_EXPORT int rf_team_size(const rf_team *team);
 
-/* For a task that claims in so many phases, at most RF_MAX_PHASES. Callers take turns. In a child of a fork, which has none
- * of the threads, the caller is the only member. */
+/* For a task that claims in so many phases, at most RF_MAX_PHASES. Callers take turns. In a child of a fork, which has
+ * none of the threads, the caller is the only member. */
 #define RF_MAX_PHASES 4096
 void rf_team_run(rf_team *team, rf_task task, void *argument, int num_phases);
 
