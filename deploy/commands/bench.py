@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +18,7 @@ from deploy.bench.tables import chunks_table, comparison_table
 from deploy.bench.workload import Workload
 from deploy.commands.bench_fleet import fleet
 from deploy.machine import num_cores
-from deploy.options import json_option
+from deploy.options import Several, json_option
 from worker.engine.config import EngineConfig
 from worker.model.sources import resolve_model
 from worker.runner.sim import CostModel, SimRunnerConfig
@@ -52,6 +53,7 @@ bench.add_command(fleet)
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Pairs of rounds.")
 @click.option(
     "--chunk-sizes",
+    type=Several(click.IntRange(1)),
     metavar="N,N,...",
     help="Instead, measure what chunks of so many tokens cost a running answer and a long prompt.",
 )
@@ -78,7 +80,7 @@ def engine(  # noqa: PLR0913  an option each
     device: str,
     threads: int | None,
     rounds: int,
-    chunk_sizes: str | None,
+    chunk_sizes: tuple[int, ...] | None,
     prompt_tokens: int,
     peers: str | None,
     install: bool,
@@ -108,10 +110,9 @@ def engine(  # noqa: PLR0913  an option each
         return
     if install:
         raise click.UsageError("--install installs the engines that --peers compares with: give that, too")
-    sizes = _sizes(chunk_sizes) if chunk_sizes is not None else []
-    torch_config = _torch_config(model, device, threads or num_cores()) if runner != "sim" or sizes else None
-    if torch_config is not None and sizes:
-        _chunks(torch_config, sizes, prompt_tokens, as_json=as_json)
+    torch_config = _torch_config(model, device, threads or num_cores()) if runner != "sim" or chunk_sizes else None
+    if torch_config is not None and chunk_sizes:
+        _chunks(torch_config, chunk_sizes, prompt_tokens, as_json=as_json)
         return
     comparisons = []
     if torch_config is not None:
@@ -131,7 +132,7 @@ def _compare(name: str, config: EngineConfig, workload: Workload, rounds: int) -
     return asyncio.run(compare(name, config, workload, rounds, _tell))
 
 
-def _chunks(config: EngineConfig, sizes: list[int], prompt_tokens: int, *, as_json: bool) -> None:
+def _chunks(config: EngineConfig, sizes: Sequence[int], prompt_tokens: int, *, as_json: bool) -> None:
     configs = [(size, _with_chunks(config, size)) for size in sizes]
     figures = asyncio.run(sweep(configs, prompt_tokens, num_prompts=3, tell=_tell))
     if as_json:
@@ -157,16 +158,6 @@ def _with_chunks(config: EngineConfig, size: int) -> EngineConfig:
     assert isinstance(config.runner, TorchRunnerConfig)
     runner = msgspec.structs.replace(config.runner, chunked_prefill_size=size, max_running_requests=2)
     return msgspec.structs.replace(config, runner=runner)
-
-
-def _sizes(text: str) -> list[int]:
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of numbers", param_hint="--chunk-sizes") from None
-    if min(sizes) < 1:
-        raise click.BadParameter("a chunk has at least one token", param_hint="--chunk-sizes")
-    return sizes
 
 
 def _tell(text: str) -> None:
