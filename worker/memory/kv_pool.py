@@ -7,8 +7,9 @@ Imported by runners only: the rest of this package has no torch.
     [page_size, num_pages * size)     pages that `PageAllocator` gives to requests and the radix cache
 
 One tensor for K and one for V a layer, each [num_slots, num_kv_heads, head_dim]: a single tensor over all layers makes
-kernels copy, and slices of it are no longer dense. Memory is not touched until it is written (on a CPU a large pool
-costs nothing until it fills), so slots hold garbage before their first write.
+kernels copy, and slices of it are no longer dense. On a CPU memory is not touched until it is written (a large pool
+costs nothing until it fills), so slots hold garbage before their first write. On a GPU they hold zeros: other people's
+kernels multiply what lies behind a sequence in its last page by 0, and what a process before left there may be NaN.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class TokenToKVPool:
         self.num_pages = num_pages
         self.page_size = page_size
         shape = (num_pages * page_size, num_kv_heads, head_dim)
-        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        make = torch.empty if device.type == "cpu" else torch.zeros
+        self.keys = [make(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [make(shape, dtype=dtype, device=device) for _ in range(num_layers)]
         self.clear_sink()
 
     @property

@@ -110,15 +110,19 @@ class TritonBackend:
         self._batch = PagedBatch(one.new_tensor([0, 1]), one, one.new_zeros((1, 1)), longest_query=1, longest_end=1)
         pool = torch.zeros((self._page_size, self._num_kv_heads, self._head_dim), dtype=dtype, device=device)
         num_heads = self._group * self._num_kv_heads
-        # Queries lie beside their keys, as the model gives them: strides are part of what is compiled.
-        heads = torch.zeros((1, num_heads + self._num_kv_heads, self._head_dim), dtype=dtype, device=device)
+        # Strides are part of what is compiled: queries lie by themselves, or beside their keys (torch's rotation).
+        layouts = [
+            torch.zeros((1, num_heads + beside, self._head_dim), dtype=dtype, device=device)[:, :num_heads]
+            for beside in (0, self._num_kv_heads)
+        ]
         shapes = [(*self._prompt_shape, 1)]
         if not self._deterministic:
             most = self._num_splits(1, 1 << 30, device)
             shapes += [(*self._decode_shape, 1 << power) for power in range(most.bit_length())]
         for tokens, rows, num_splits in shapes:
             self._launches = [_Launch(one - 1, one - 1, 1, tokens, rows, num_splits)]
-            self.attend(heads[:, :num_heads], pool, pool)
+            for queries in layouts:
+                self.attend(queries, pool, pool)
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[num_tokens, num_heads, head_dim] -> [num_tokens, num_heads * head_dim]."""

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from worker.memory.kv_pool import TokenToKVPool
@@ -42,6 +43,27 @@ def test_strided_views_are_written_as_they_are_seen() -> None:
 
 def test_the_padding_sink_is_zero() -> None:
     assert all((tensor[:4] == 0).all() for tensor in (*pool().keys, *pool().values))
+
+
+def test_slots_of_a_gpu_hold_zeros_before_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behaviour 35: kernels that multiply what is masked by 0 must not find another process's NaN there."""
+    zeros, made = torch.zeros, list[tuple[int, ...]]()
+
+    def noted(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        made.append(shape)
+        return zeros(shape, dtype=dtype, device=device)
+
+    monkeypatch.setattr(torch, "zeros", noted)
+    TokenToKVPool(
+        num_pages=2,
+        page_size=4,
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=8,
+        dtype=torch.float32,
+        device=torch.device("meta"),  # as a GPU, not the CPU
+    )
+    assert made == [(8, 1, 8)] * 2
 
 
 def test_bytes() -> None:
