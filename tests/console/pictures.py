@@ -1,8 +1,8 @@
 """The README's pictures of the consoles, from a real run: `python -m tests.console.pictures [--minutes 10]`.
 
 Three simulated workers and a router on this machine, requests whose prompts share six beginnings (the first ones are
-hot), and after some minutes one look at each console. Writes console.png, console-phone.png and top.svg into
-deploy/pictures. For a quiet machine: where it is busy, the simulated devices wait for its CPUs, and it shows as bubble.
+hot), and after some minutes one look at each console. Writes console.png and top.svg into deploy/pictures. For a
+quiet machine: where it is busy, the simulated devices wait for its CPUs, and it shows as bubble.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ async def _run(seconds: float, model: str) -> None:
             _terminal(Frame(str(fleet.endpoint), overview(await client.fleet()), speeds=speeds[-120:]))
             url = f"http://{(spec.run_dir / 'router.address.http').read_text().strip()}/console"
             async with browser(Path(folder)) as chromium:
-                await _page(chromium, url, FOLDER / "console.png", width=1440, height=1240)
-                await _page(chromium, url, FOLDER / "console-phone.png", width=360, height=780)
+                await _page(chromium, url, FOLDER / "console.png")
             running.cancel()
             click.echo(f"{load.failed} requests failed")
 
@@ -121,10 +120,8 @@ def _terminal(frame: Frame) -> None:
     (FOLDER / "top.svg").write_text(svg)
 
 
-async def _page(chromium: Browser, url: str, file: Path, *, width: int, height: int) -> None:
-    async with chromium.page(width, height) as page:
-        is_phone = width < 500
-        await page.size(width, height, mobile=is_phone, scale=2.0 if is_phone else 1.0)
+async def _page(chromium: Browser, url: str, file: Path) -> None:
+    async with chromium.page(1440, 1240) as page:
         await page.scheme("dark")
         await page.goto(url)
         await page.until(f"document.querySelectorAll('#worker-rows tr').length === {WORKERS}")
