@@ -150,6 +150,9 @@ class FleetView(Sequence[WorkerView]):
         self._unseen: dict[int, Viewed] = {}
         """Workers by position whose views are others by now."""
         self._figures = [view.figures for view in self._views]
+        self._serving: Columns | None = None
+        self._served_at: dict[int, int] = {}
+        """Where among `_serving` a worker is, by position; of all where all serve."""
         slots = np.array([view.slot for view in self._views], dtype=np.intp)
         rows = np.array(self._figures, dtype=np.float64).reshape(len(self._views), 6)
         self.columns = Columns(slots, np.ascontiguousarray(rows.T))
@@ -188,26 +191,35 @@ class FleetView(Sequence[WorkerView]):
         views = self._seen()
         return FleetView([views[position] for position in positions])
 
+    @property
+    def serving(self) -> Columns:
+        """The columns of the workers that serve: all, mostly. While some are out these last as the others do."""
+        if self._serving is None:
+            positions = np.flatnonzero(self.columns.room > NEVER)
+            self._served_at = {position: place for place, position in enumerate(positions.tolist())}
+            self._serving = self.columns if len(positions) == len(self.columns) else self.columns.at(positions)
+        return self._serving
+
     def eligible(self, request: RequestView) -> Columns:
         """The columns of the workers that `router.view.eligible` lets through."""
-        columns = self.columns
-        if not len(columns) or columns.least_room >= request.prompt_tokens:
+        columns = self.serving
+        if not columns.count or columns.least_room >= request.prompt_tokens:
             return columns
         allowed = columns.room >= request.prompt_tokens - request.matched_tokens_at(columns.slots)
-        if not allowed.any():
-            allowed = columns.room > NEVER
-        return columns if allowed.all() else columns.at(np.flatnonzero(allowed))
+        return columns.at(np.flatnonzero(allowed)) if allowed.any() and not allowed.all() else columns
 
     def is_saturated(self, prompt_tokens: int) -> bool:
         """Whether some worker serves, and the request would wait on every one that does."""
-        columns = self.columns
-        if not columns.count or columns.most_place >= prompt_tokens:
-            return False
-        return bool((columns.room > NEVER).any())
+        columns = self.serving
+        return bool(columns.count) and columns.most_place < prompt_tokens
 
     def _replace(self, position: int, figures: Figures) -> None:
-        self.columns.replace(position, self._figures[position], figures)
-        self._figures[position] = figures
+        old, self._figures[position] = self._figures[position], figures
+        self.columns.replace(position, old, figures)
+        if (old[4] == NEVER) != (figures[4] == NEVER):
+            self._serving = None
+        elif self._serving is not None and self._serving is not self.columns and position in self._served_at:
+            self._serving.replace(self._served_at[position], old, figures)
 
     def _seen(self) -> list[WorkerView]:
         if self._unseen:

@@ -50,6 +50,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
             assert len(fleet.columns.crowding) == len(fleet.columns.fill_up_to(0.0))
             assert fleet.columns.most_place >= fleet.columns.place[0]
             assert fleet.columns.queue_at(0) == min(fleet.columns.queue)
+            assert fleet.serving.count <= len(fleet)
     return fleet
 
 
@@ -129,3 +130,14 @@ def test_the_default_costs_what_its_formula_says(fleet: FleetView, view: Request
     """The formula in plain words, worker by worker, is kept with the candidates that it was compared with."""
     written, computed = (policy.rank(view, fleet, Random(0)).costs for policy in (shape(), make_policy("min_cost")))
     assert dict(computed) == pytest.approx(dict(written), rel=1e-9, abs=1e-6)
+
+
+@given(fleets())
+@settings(deadline=None)
+def test_the_columns_of_those_that_serve_last_and_stay_true(fleet: FleetView) -> None:
+    """A worker that is out costs the choices among the others nothing: they are not picked anew for each."""
+    serving = FleetView([each for each in fleet if not each.unavailable]).columns
+    for name in ("slots", "queue", "requests", "held", "fill", "room", "place"):
+        assert getattr(fleet.serving, name).tolist() == getattr(serving, name).tolist(), name
+    assert (fleet.serving.queued, fleet.serving.in_flight) == (serving.queued, serving.in_flight)
+    assert fleet.serving is fleet.serving
