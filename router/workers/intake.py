@@ -13,6 +13,7 @@ from radixfleet import convert
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.types import Incarnation
 from radixfleet.v1 import worker_pb2
+from router.index.sketch import NO_BLOCKS
 from router.workers.listener import LeasePhase
 from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
@@ -46,6 +47,8 @@ class StateIntake:
         self._metrics = around.metrics
         self._listener = around.listener
         self._clock = around.clock
+        self._capacity = worker_pb2.Capacity()
+        """As last told."""
 
     def take(self, update: worker_pb2.StateUpdate, *, tells_prefixes: bool = True) -> Next:
         """Take it in, and say what is to be done. `tells_prefixes`: its digests and deltas are the whole truth."""
@@ -95,6 +98,9 @@ class StateIntake:
         return is_restart
 
     def _take_capacity(self, message: worker_pb2.Capacity) -> None:
+        if message == self._capacity:  # which it nearly always is, and reading it takes ten times as long
+            return
+        self._capacity.CopyFrom(message)
         capacity = convert.capacity(message)
         if capacity != self._state.capacity:
             self._state.capacity = capacity
@@ -121,4 +127,4 @@ class StateIntake:
 
 def _hashes(data: bytes) -> npt.NDArray[np.uint64]:
     """Raises ValueError when the length is no multiple of 8."""
-    return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False)
+    return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False) if data else NO_BLOCKS
