@@ -3,7 +3,8 @@
 Prints, for each number of threads, milliseconds a decode step at several batch sizes and contexts and prompt tokens a
 second at several chunk sizes, by the kernels in C and by torch alone, measured in turns. Beside each decode step stands
 its ratio to the bound: the time to read all weights and the batch's KV once, at the bandwidth measured right after it.
-Tells the best of several runs; wants a quiet machine all the same.
+Tells the best of several runs; wants a quiet machine all the same. Before each turn is a pause: OpenMP's threads spin
+for milliseconds after torch has computed, on a core that the kernels' threads need.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from worker.runner.torch_runner import TorchRunner
 BACKENDS: tuple[AttentionName, ...] = ("cpu", "sdpa")
 DECODES = ((1, 256), (1, 1024), (8, 256), (8, 1024), (32, 256), (32, 1024))
 CHUNKS = (128, 512, 2048)
+_PAUSE_S = 0.01
 
 
 def best_of(repeats: int, run: Callable[[], object]) -> float:
@@ -64,6 +66,7 @@ def in_turns(drivers: Sequence[RunnerDriver], repeats: int, run: Callable[[Runne
     best = [float("inf")] * len(drivers)
     for _ in range(repeats):
         for index, driver in enumerate(drivers):
+            time.sleep(_PAUSE_S)
             best[index] = min(best[index], best_of(1, lambda: run(driver)))  # noqa: B023
     return best
 
