@@ -108,7 +108,7 @@ async def running_worker(
             isolate_clients=settings.isolate_clients,
         )
         inference = InferenceServicer(description, intake, requests, metrics, clock)
-        links = Links(inference.answer, clock)
+        links = Links(inference.running, clock)
         inference_pb2_grpc.add_InferenceServicer_to_server(inference, server)
         worker_pb2_grpc.add_WorkerServicer_to_server(
             WorkerServicer(description, engine, feed, requests, links, drain_grace_s=settings.drain_grace_s), server

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import Capacity, Load, MemoryPools, ModelInfo, TokenArray, WorkerStatus
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.byte_tokenizer import byte_spec
+from tests.support.played_answer import PlayedAnswer, played
 from worker.servicer.link import Links, TimeRemaining
 
 HEARTBEAT_S = 0.05
@@ -357,12 +358,12 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         self._worker.links += 1
         await context.send_initial_metadata(ACCEPTED)
-        await Links(self._answer, MonotonicClock()).serve(request_iterator, context.write)
+        await Links(self._running, MonotonicClock()).serve(request_iterator, context.write)
 
-    def _answer(
+    def _running(
         self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        return _Inference(self._worker).answer(request, time_remaining)
+    ) -> AbstractAsyncContextManager[PlayedAnswer]:
+        return played(_Inference(self._worker).answer(request, time_remaining))
 
     async def GetInfo(
         self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
-
-import numpy as np
 
 from radixfleet.output_text.output import OutputText
 from radixfleet.v1 import inference_pb2
@@ -36,12 +33,11 @@ class _Pending:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
-    def message(self) -> inference_pb2.Delta:
-        return inference_pb2.Delta(
-            token_ids=self.token_ids,
-            text="".join(self.texts),
-            logprobs=[_told(each.logprob, each.top_ids, each.top_logprobs) for each in self.logprobs],
-        )
+    def write(self, delta: inference_pb2.Delta) -> None:
+        delta.token_ids.extend(self.token_ids)
+        delta.text = "".join(self.texts)
+        for each in self.logprobs:
+            delta.logprobs.add(logprob=each.logprob, top_token_ids=each.top_ids, top_logprobs=each.top_logprobs)
 
 
 @dataclass(slots=True)
@@ -49,40 +45,56 @@ class Outbox:
     """What the client has not been sent yet. What piles up is joined: one Delta for each completion."""
 
     started: inference_pb2.Started | None = None
-    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prompt_logprobs: deque[PromptLogprobs] = field(default_factory=deque)
     pending: dict[int, _Pending] = field(default_factory=dict)
-    finished: list[tuple[int, inference_pb2.Finished]] = field(default_factory=list)
+    finished: deque[tuple[int, inference_pb2.Finished]] = field(default_factory=deque)
     """In the order in which they finished: the last has usage."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to take."""
+        return not (self.pending or self.finished or self.started is not None or self.prompt_logprobs)
+
+    def tell_prompt(self, told: PromptLogprobs) -> None:
+        """Log probabilities of a run of the prompt, which may be long."""
+        num_tokens = len(told.logprobs)
+        top_ids = told.top_ids.reshape(num_tokens, -1)
+        top_logprobs = told.top_logprobs.reshape(num_tokens, -1)
+        for at in range(0, num_tokens, _RUN_TOKENS):
+            run = slice(at, at + _RUN_TOKENS)
+            self.prompt_logprobs.append(
+                PromptLogprobs(told.uid, told.start + at, told.logprobs[run], top_ids[run], top_logprobs[run])
+            )
 
     def add(self, index: int, token_ids: list[int], logprobs: list[TokenLogprobs], texts: list[str]) -> None:
         """New tokens."""
-        pending = self.pending.setdefault(index, _Pending())
+        pending = self.pending.get(index)
+        if pending is None:
+            self.pending[index] = _Pending(token_ids, logprobs, texts)
+            return
         pending.token_ids += token_ids
         pending.logprobs += logprobs
         pending.texts += texts
 
-    def take(self) -> list[inference_pb2.GenerateResponse]:
-        """Empty the box into messages, in the order of the contract."""
-        responses = []
+    def take(self, response: inference_pb2.GenerateResponse) -> None:
+        """Move what comes next, in the order of the contract, into an empty message. There must be something."""
         if self.started is not None:
-            responses.append(inference_pb2.GenerateResponse(started=self.started))
-        for told in self.prompt_logprobs:
-            responses += [inference_pb2.GenerateResponse(prompt_logprobs=message) for message in _runs(told)]
-        for index, pending in self.pending.items():
-            responses.append(inference_pb2.GenerateResponse(delta=pending.message(), index=index))
-        responses += [inference_pb2.GenerateResponse(finished=each, index=index) for index, each in self.finished]
-        self.started, self.prompt_logprobs, self.pending, self.finished = None, [], {}, []
-        return responses
+            response.started.CopyFrom(self.started)
+            self.started = None
+        elif self.prompt_logprobs:
+            _write_run(self.prompt_logprobs.popleft(), response.prompt_logprobs)
+        elif self.pending:
+            index = next(iter(self.pending))
+            self.pending.pop(index).write(response.delta)
+            response.index = index
+        else:
+            index, finished = self.finished.popleft()
+            response.finished.CopyFrom(finished)
+            response.index = index
 
 
-def _runs(told: PromptLogprobs) -> Iterator[inference_pb2.PromptLogprobs]:
-    """Messages of bounded size."""
-    num_tokens = len(told.logprobs)
-    tops = np.reshape(told.top_ids, (num_tokens, -1)), np.reshape(told.top_logprobs, (num_tokens, -1))
-    entries = (_told(*entry) for entry in zip(told.logprobs.tolist(), *(top.tolist() for top in tops), strict=True))
-    for start in range(told.start, told.start + num_tokens, _RUN_TOKENS):
-        yield inference_pb2.PromptLogprobs(start=start, tokens=islice(entries, _RUN_TOKENS))
-
-
-def _told(logprob: float, top_ids: Iterable[int], top_logprobs: Iterable[float]) -> inference_pb2.TokenLogprobs:
-    return inference_pb2.TokenLogprobs(logprob=logprob, top_token_ids=top_ids, top_logprobs=top_logprobs)
+def _write_run(told: PromptLogprobs, message: inference_pb2.PromptLogprobs) -> None:
+    message.start = told.start
+    columns = (told.logprobs.tolist(), told.top_ids.tolist(), told.top_logprobs.tolist())
+    for logprob, ids, logprobs in zip(*columns, strict=True):
+        message.tokens.add(logprob=logprob, top_token_ids=ids, top_logprobs=logprobs)

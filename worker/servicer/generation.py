@@ -1,17 +1,18 @@
 """One request from its submission to its one outcome, in two halves that wait for nothing but their own side.
 
-    engine --Progress--> _hear: tokens to text, stop strings, times --> Outbox --> responses --> gRPC --> client
+    engine --Progress--> _hear: tokens to text, stop strings, times --> Outbox --> take --> a link, or a call
 
-The first half is no task: it runs where the engine's message is heard, for all requests of a step in one turn of the
-event loop. A client that reads slowly holds back `responses` alone (gRPC's flow control suspends it), while `_hear`
-still ends the request at a stop string, and takes the times, when they are due. What piles up in between is joined into
-one Delta, so it is bounded by max_new_tokens.
+Neither half is a task: the first runs where the engine's message is heard, for all requests of a step in one turn of
+the event loop, and the second where there is room for a message. A client that reads slowly (its call is suspended by
+gRPC's flow control, its link has no credit) takes nothing for a while, and `_hear` still ends the request at a stop
+string, and takes the times, when they are due. What piles up in between is joined into one Delta, so it is bounded by
+max_new_tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -115,11 +116,11 @@ class Generation:
         self._completion_tokens = generated_tokens
         self._outbox = Outbox()
         self._is_started = False
-        self._news = asyncio.Event()
-        """The outbox was filled, or the request is over."""
-        self._is_over = False
-        """Nothing more comes of it."""
-        self._error: Exception | None = None
+        self._listener: Callable[[], None] | None = None
+        self._is_deaf = False
+        """Nothing more goes into the outbox."""
+        self.error: Exception | None = None
+        """What ended the request, if that was a failure."""
         for choice in choices:
             choice.stream.listen(partial(self._hear, choice))
 
@@ -128,17 +129,38 @@ class Generation:
         """The engine's numbers for its completions."""
         return [choice.stream.uid for choice in self._choices]
 
+    @property
+    def is_over(self) -> bool:
+        """All was taken, and nothing more comes; `error` says whether that was a failure."""
+        return self._is_deaf and self._outbox.is_empty
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when there is something to take, or the request is over; at once, if there is."""
+        self._listener = listener
+        self._tell()
+
+    @property
+    def has_message(self) -> bool:
+        """There is something to take."""
+        return not self._outbox.is_empty
+
+    def take(self, response: inference_pb2.GenerateResponse) -> None:
+        """Move the next message into an empty one. There must be one."""
+        self._outbox.take(response)
+
     async def responses(self) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """What the client is sent; raises the error that ended the request, if one did. For one reader."""
-        while True:
-            for response in self._outbox.take():
+        news = asyncio.Event()
+        self.listen(news.set)
+        while not self.is_over:
+            await news.wait()
+            news.clear()
+            while self.has_message:
+                response = inference_pb2.GenerateResponse()
+                self._outbox.take(response)
                 yield response
-            if self._is_over and not self._news.is_set():
-                break
-            await self._news.wait()
-            self._news.clear()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     def close(self, outcome: Outcome) -> None:
         """Nobody reads on: abort the request, unless it has ended. Idempotent."""
@@ -146,30 +168,38 @@ class Generation:
         self._end()
 
     def _end(self) -> None:
-        self._is_over = True
+        if self._is_deaf:
+            return
+        self._is_deaf = True
         for choice in self._choices:
             choice.stream.close()
-        self._news.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._listener is not None and (self._is_deaf or not self._outbox.is_empty):
+            self._listener()
 
     def _hear(self, choice: Choice) -> None:
         """News of one completion. An error of one is the end of all."""
-        if self._is_over:
+        if self._is_deaf:
             return
         try:
             while (progress := choice.stream.take()) is not None:
                 self._take(choice, progress)
         except Exception as error:  # noqa: BLE001  told to the client; the engine's other requests go on
-            self._error = error
+            self.error = error
             self._settle(outcome_of(error))
-        if self._error is not None or len(self._reasons) == len(self._choices):
+        if self.error is not None or len(self._reasons) == len(self._choices):
             self._end()
-        self._news.set()
+        else:
+            self._tell()
 
     def _take(self, choice: Choice, progress: Progress) -> None:
         if progress.admitted is not None and self._admitted_s is None:
             self._admit(progress.admitted)
         self._trace.computed(progress.chunks)
-        self._outbox.prompt_logprobs += progress.prompt_logprobs
+        for told in progress.prompt_logprobs:
+            self._outbox.tell_prompt(told)
         if progress.token_ids:
             self._add_tokens(choice, progress)
         if choice.text.matched_stop is not None:

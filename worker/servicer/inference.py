@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -42,25 +42,17 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._metrics = metrics
         self._clock = clock
 
-    async def Generate(
+    async def Generate(  # type: ignore[override]  # writes to the context
         self,
         request: inference_pb2.GenerateRequest,
         context: grpc.aio.ServicerContext[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse],
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    ) -> None:
         """Started, Delta, ..., Finished."""
         metadata = context.invocation_metadata() or ()
         async with self.running(request, context.time_remaining, metadata) as generation:
             await context.send_initial_metadata(((EXECUTION_ID_HEADER, generation.identity.execution_id),))
             async for response in generation.responses():
-                yield response
-
-    async def answer(
-        self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        """The messages of Generate, for requests that come on a link. Closing it ends the request."""
-        async with self.running(request, time_remaining) as generation:
-            async for response in generation.responses():
-                yield response
+                await context.write(response)
 
     @asynccontextmanager
     async def running(

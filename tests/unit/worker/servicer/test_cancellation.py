@@ -138,7 +138,7 @@ async def test_cancelling_while_the_prompt_is_tokenized_submits_nothing() -> Non
         engine.become_ready()
         intake = Intake("sim-model", Tokenizer(byte_spec()), threads, Grammars(engine, None), default_max_new_tokens=16)
         servicer = InferenceServicer(worker.description, intake, worker.requests, worker.metrics, MonotonicClock())
-        call = asyncio.create_task(anext(servicer.answer(request("some text"), lambda: None)))
+        call = asyncio.create_task(servicer.running(request("some text"), lambda: None).__aenter__())
         await until(lambda: len(threads.waiting) == 1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from google.rpc import status_pb2
 
@@ -11,6 +12,7 @@ from radixfleet.clock import MonotonicClock
 from radixfleet.errors import InternalError, InvalidRequest
 from radixfleet.status import error_from_status
 from radixfleet.v1 import inference_pb2, worker_pb2
+from tests.support.played_answer import PlayedAnswer
 from tests.support.waiting import until
 from worker.servicer.link import FRAME_BYTES, Links, TimeRemaining
 
@@ -30,9 +32,9 @@ class Wire:
         self.frames: list[worker_pb2.WorkerFrame] = []
         self.can_write = asyncio.Event()
         self.can_write.set()
-        self.steps: dict[str, asyncio.Queue[inference_pb2.GenerateResponse | Exception]] = {}
+        self.answers: dict[str, PlayedAnswer] = {}
         self.ended: list[str] = []
-        self.links = Links(self._answer, MonotonicClock())
+        self.links = Links(self._running, MonotonicClock())
         self.serving = asyncio.create_task(self.links.serve(self._frames(), self._write))
 
     async def _frames(self) -> AsyncIterator[worker_pb2.RouterFrame]:
@@ -43,18 +45,13 @@ class Wire:
         await self.can_write.wait()
         self.frames.append(frame)
 
-    async def _answer(
+    @asynccontextmanager
+    async def _running(
         self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        steps = self.steps.setdefault(request.request_id, asyncio.Queue())
+    ) -> AsyncIterator[PlayedAnswer]:
+        answer = self.answers[request.request_id] = PlayedAnswer()
         try:
-            while True:
-                step = await steps.get()
-                if isinstance(step, Exception):
-                    raise step
-                yield step
-                if step is END:
-                    return
+            yield answer
         finally:
             self.ended.append(request.request_id)
 
@@ -69,11 +66,20 @@ class Wire:
             for number in numbers
         ]
         self.incoming.put_nowait(worker_pb2.RouterFrame(starts=starts))
-        await until(lambda: all(str(number) in self.steps for number in numbers))
+        await until(lambda: all(str(number) in self.answers for number in numbers))
 
     def step(self, number: int, *responses: inference_pb2.GenerateResponse | Exception) -> None:
+        answer = self.answers[str(number)]
         for response in responses:
-            self.steps[str(number)].put_nowait(response)
+            if isinstance(response, Exception):
+                answer.end(response)
+                continue
+            answer.say(response)
+            if response is END:
+                answer.end()
+
+    def unsent(self, number: int) -> int:
+        return len(self.answers[str(number)].waiting)
 
     @property
     def replies(self) -> list[worker_pb2.LinkReply]:
@@ -103,14 +109,13 @@ async def test_what_comes_while_a_frame_is_written_goes_in_the_next() -> None:
     await wire.start(1, 2)
     wire.can_write.clear()
     wire.step(1, delta(1))
-    await until(lambda: wire.steps["1"].empty())
+    await until(lambda: not wire.unsent(1))
     for token_id in range(2, 10):
         wire.step(1, delta(token_id))
         wire.step(2, delta(token_id))
-    await until(lambda: wire.steps["1"].empty() and wire.steps["2"].empty())
     wire.can_write.set()
     await until(lambda: len(wire.replies) == 17)
-    assert len(wire.frames) <= 3
+    assert len(wire.frames) == 2
     of_first = [reply.response.delta.token_ids[0] for reply in wire.replies if reply.number == 1]
     assert of_first == list(range(1, 10))
     await wire.close()
@@ -125,10 +130,10 @@ async def test_a_request_goes_no_further_than_its_credit() -> None:
         wire.step(1, delta(token_id))
         wire.step(2, delta(token_id))
     await until(lambda: len(wire.replies) == 8)
-    assert wire.steps["1"].qsize() == 4, "what has no credit is not even asked for"
+    assert wire.unsent(1) == 4, "what has no credit is not even asked for"
     wire.incoming.put_nowait(worker_pb2.RouterFrame(credits=[worker_pb2.LinkCredit(number=1, credit=3)]))
     await until(lambda: len(wire.replies) == 11)
-    assert wire.steps["1"].qsize() == 1
+    assert wire.unsent(1) == 1
     await wire.close()
 
 
@@ -170,7 +175,6 @@ async def test_frames_are_bounded() -> None:
     wire.can_write.clear()
     for number in range(1, 11):
         wire.step(number, delta(1, "x" * (FRAME_BYTES // 3)))
-    await until(lambda: all(steps.empty() for steps in wire.steps.values()))
     wire.can_write.set()
     await until(lambda: len(wire.replies) == 10)
     assert max(frame.ByteSize() for frame in wire.frames) <= FRAME_BYTES + 100

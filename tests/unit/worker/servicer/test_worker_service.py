@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import grpc.aio
 import pytest
@@ -22,6 +23,7 @@ from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_
 from tests.support.answers import collect, generate, read_failure, request
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.fake_engine import READY, FakeEngine
+from tests.support.played_answer import PlayedAnswer
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_runner, sim_worker
 from worker.app import SERVICES, Worker
@@ -65,10 +67,11 @@ async def test_the_tokenizer_comes_in_pieces_that_join(stub: worker_pb2_grpc.Wor
     assert TokenizerSpec.from_json(b"".join(chunks)) == byte_spec()
 
 
+@asynccontextmanager
 async def no_answer(
     request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
-) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-    yield inference_pb2.GenerateResponse()
+) -> AsyncIterator[PlayedAnswer]:
+    yield PlayedAnswer()
 
 
 async def test_a_big_tokenizer_comes_in_pieces_of_a_megabyte(engine: FakeEngine, worker: Worker) -> None:
