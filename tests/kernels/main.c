@@ -19,6 +19,7 @@ int main(int argc, char **argv) {
   check_attention(num_cases, num_threads);
   check_far_attention();
   check_linears(num_cases, num_threads);
+  check_draw(num_cases);
   check_forward(num_cases / 10 + 1, num_threads);
   return 0;
 }

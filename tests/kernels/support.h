@@ -53,6 +53,7 @@ void check_attention(int num_cases, int num_threads);
 void check_far_attention(void);
 void check_linears(int num_cases, int num_threads);
 void check_forward(int num_cases, int num_threads);
+void check_draw(int num_cases);
 void check_team(int num_cases, int num_threads);
 
 #endif

@@ -9,15 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.slow_sampling import distribution
+from worker.sampling.batch import SamplingBatch
 from worker.sampling.filters import keep_likely, nucleus_by_halving
-from worker.sampling.host_draw import thresholds
+from worker.sampling.host_draw import Drawing, thresholds
 from worker.sampling.nucleus import nucleus_by_kernel
 
 
-def nucleus_by_sorting(scores: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
-    """The form for CPUs."""
+def least_kept(scores: np.ndarray, top_k: np.ndarray, top_p: np.ndarray, min_p: np.ndarray) -> np.ndarray:
+    """The form for CPUs: a score [n]."""
     nothing = np.zeros(len(scores))
-    return torch.from_numpy(thresholds(scores.numpy(), nothing.astype(np.int64), shares.numpy(), nothing))[:, None]
+    ones = nothing.astype(np.float32) + 1
+    batch = SamplingBatch(ones, top_k, top_p, min_p, nothing.astype(np.uint64), nothing.astype(np.int64))
+    return thresholds(Drawing(scores, np.arange(len(scores)), ones - 1, batch))
+
+
+def nucleus_by_sorting(scores: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """The same, of top_p alone: [n, 1]."""
+    nothing = np.zeros(len(scores))
+    return torch.from_numpy(least_kept(scores.numpy(), nothing.astype(np.int64), shares.numpy(), nothing))[:, None]
 
 
 FORMS = [nucleus_by_sorting, nucleus_by_halving, *([nucleus_by_kernel] if platform.system() == "Linux" else [])]
@@ -28,7 +37,7 @@ def kept(logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, mi
     scores = torch.from_numpy(((logits - logits.max()) / temperature).astype(np.float32))
     rows = torch.stack((scores, scores))
     filters = np.array([top_k, 0]), np.array([top_p, 1.0]), np.array([min_p, 0.0])
-    result, least = keep_likely(rows, *filters), thresholds(rows.numpy(), *filters)
+    result, least = keep_likely(rows, *filters), least_kept(rows.numpy(), *filters)
     assert least[1] == -np.inf
     assert torch.equal(result[1], scores)
     assert torch.equal(rows[0], scores), "the input was changed"

@@ -15,6 +15,7 @@ from worker.model.llama import LlamaModel
 from worker.model.row_invariance import RowInvariantBackend
 from worker.runner.attention.backends import AttentionNeeds, make_attention_backend, open_kernels
 from worker.runner.attention.protocol import AttentionBackend
+from worker.runner.kernels.draw import KernelDraw
 from worker.runner.kernels.layers import KernelLayers, supports
 from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
@@ -24,6 +25,7 @@ from worker.runner.step_computer import StepComputer
 from worker.runner.step_sampler import StepSampler
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.sampling.grammar import GrammarCompiler
+from worker.sampling.host_draw import winners_by_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,12 @@ class ComputerParts:
             max_rows=max_rows, vocab_size=rows.vocab_size, device=self.device, compiler=compiler, threads=threads
         )
         return StepSampler(
-            rows=rows, edits=edits, max_rows=max_rows, device=self.device, row_by_row=self.is_deterministic
+            rows=rows,
+            edits=edits,
+            max_rows=max_rows,
+            device=self.device,
+            winners=winners_by_bounds if self.kernels is None else KernelDraw(self.kernels),
+            row_by_row=self.is_deterministic,
         )
 
     def computer(self, model: LlamaModel, rows: RowState, sampler: StepSampler, num_pages: int) -> StepComputer:

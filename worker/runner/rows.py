@@ -57,6 +57,10 @@ class RowState:
         """Notes the slots of new tokens; all int64 [num_tokens] on the device."""
         self.table[rows, positions] = slots.int()
 
+    def are_greedy(self, rows: Int32Array, positions: Int32Array) -> bool:
+        """Whether the tokens at the given positions are the likeliest ones, whichever these are."""
+        return not (self._temperature[rows].any() or (positions < self._ban_before[rows]).any())
+
     def sampling(self, rows: Int32Array, positions: Int32Array) -> SamplingBatch:
         """How the tokens at the given positions of the given rows are drawn."""
         banning = np.flatnonzero(positions < self._ban_before[rows])

@@ -29,8 +29,9 @@ from worker.runner.row_grammars import Accepted, Masks
 from worker.runner.row_logprobs import RowLogprobs, Wanted
 from worker.runner.rows import RowState
 from worker.sampling.filters import rows_are_alike
+from worker.sampling.host_draw import Winners, winners_by_bounds
 from worker.sampling.logprobs import ArrivingLogprobs, logprobs_of
-from worker.sampling.sampler import sample
+from worker.sampling.sampler import sample, without_failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class Begun:
     is_edited: bool
     is_constrained: bool
     """By grammars: its masks follow from the tokens of all steps before it."""
+    is_greedy: bool
+    """What is wanted of the logits is nothing but the likeliest tokens."""
     wanted: Wanted | None
 
 
@@ -77,14 +80,24 @@ class StepSampler:
     """Sampling over the rows of one runner."""
 
     def __init__(
-        self, *, rows: RowState, edits: RowEdits, max_rows: int, device: torch.device, row_by_row: bool = False
+        self,
+        *,
+        rows: RowState,
+        edits: RowEdits,
+        max_rows: int,
+        device: torch.device,
+        winners: Winners = winners_by_bounds,
+        row_by_row: bool = False,
     ) -> None:
-        """`row_by_row`: so that the last bits of sums over the vocabulary do not depend on the number of rows."""
+        """`winners` draws on a CPU. `row_by_row`: so that the last bits of sums over the vocabulary do not depend on
+        the number of rows.
+        """
         self._rows = rows
         self._edits = edits
         self._logprobs = RowLogprobs(max_rows)
         self._tile_rows = max_rows
         self._device = device
+        self._winners = winners
         self._row_by_row = row_by_row
 
     @property
@@ -105,16 +118,19 @@ class StepSampler:
         """Before the model computes."""
         sampling = np.flatnonzero(plan.samples)
         rows = plan.rows[sampling]
+        positions = plan.starts[sampling] + plan.lengths[sampling]
         is_edited = self._edits.any(rows)
+        wanted = self._logprobs.wanted(plan, sampling)
         return Begun(
             num_sequences=plan.num_sequences,
             last_tokens=np.cumsum(plan.lengths)[sampling] - 1,
             sampling=sampling,
             rows=rows,
-            positions=plan.starts[sampling] + plan.lengths[sampling],
+            positions=positions,
             is_edited=is_edited,
             is_constrained=is_edited and self._edits.constrains(rows),
-            wanted=self._logprobs.wanted(plan, sampling),
+            is_greedy=not is_edited and wanted is None and self._rows.are_greedy(rows, positions),
+            wanted=wanted,
         )
 
     def begin_masks(self, begun: Begun) -> Masks | None:
@@ -128,18 +144,29 @@ class StepSampler:
         if not len(begun.sampling):
             nothing = torch.empty(0, dtype=torch.int64)
             return Drawn(begun, nothing, nothing.bool(), told)
-        logits = model.logits(hidden, upload_indices(begun.last_tokens, self._device))
+        tokens, failed = self._tokens(begun, masks, model, hidden, told)
+        self._rows.relay[upload_indices(begun.rows, self._device)] = tokens
+        return Drawn(begun, download(tokens), download(failed), told)
+
+    def _tokens(
+        self, begun: Begun, masks: Masks | None, model: LlamaModel, hidden: Tensor, told: list[ArrivingLogprobs]
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens drawn and which rows failed. What is wanted of their log probabilities is added to `told`."""
+        wanted, last_tokens = begun.wanted, upload_indices(begun.last_tokens, self._device)
+        likeliest = model.likeliest(hidden, last_tokens) if begun.is_greedy else None
+        if likeliest is not None:
+            return without_failed(*likeliest)
+        logits = model.logits(hidden, last_tokens)
         speaking = upload_indices(wanted.sampled, self._device) if wanted is not None else None
         untouched = logits[speaking] if speaking is not None else None
         if begun.is_edited:
             self._edits.apply(logits, begun.rows, masks)
         tokens, failed = self._sample(logits, begun)
-        self._rows.relay[upload_indices(begun.rows, self._device)] = tokens
         if begun.is_edited:
             self._edits.count(begun.rows, tokens)
         if wanted is not None and untouched is not None:
             told += self._logprobs_of(untouched, tokens[speaking], wanted.width)
-        return Drawn(begun, download(tokens), download(failed), told)
+        return tokens, failed
 
     def settle(self, drawn: Drawn) -> Sampled:
         """The device has passed the step. Steps settle in order."""
@@ -172,7 +199,7 @@ class StepSampler:
 
     def _sample(self, logits: Tensor, begun: Begun) -> tuple[Tensor, Tensor]:
         if not self._row_by_row or rows_are_alike(self._device):
-            return sample(logits, self._rows.sampling(begun.rows, begun.positions))
+            return sample(logits, self._rows.sampling(begun.rows, begun.positions), self._winners)
         drawn = [
             sample(logits[one], self._rows.sampling(begun.rows[one], begun.positions[one]))
             for one in _single_rows(len(logits))

@@ -5,14 +5,14 @@
 Noise is dear, two logarithms a token, and few tokens need it. Of a row with filters, those that it keeps. Of a row
 without, those that could win: the bits of a token's hash give at once a bound that its noise stays below, and a token
 whose bound is less than what another really has needs no logarithms. As a rule some ten of a vocabulary remain, and
-the winner among them is the winner among all.
-
-Rows are taken in tiles that fit a core's cache: of a large vocabulary one at a time. No row depends on another.
+the winner among them is the winner among all. No row depends on another.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,8 @@ import numpy.typing as npt
 from worker.sampling.batch import SamplingBatch
 from worker.sampling.noise import gumbel, hashes
 
-_Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float32]
+Tokens = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint32]
 
 _TILE = 1 << 16
@@ -34,35 +35,41 @@ _SLACK = 1e-3
 """More than what rounding does to a bound."""
 
 
-def draw_on_host(
-    logits: _Floats, rows: npt.NDArray[np.intp], largest: _Floats, batch: SamplingBatch
-) -> npt.NDArray[np.int64]:
-    """A token for each of `rows` of `logits` [n, vocab]. `largest`, finite, and `batch` have an entry for each."""
-    tokens = np.empty(len(rows), np.int64)
-    streams = batch.streams
-    at_once = max(1, _TILE // logits.shape[1])
-    for begin in range(0, len(rows), at_once):
-        tile = slice(begin, begin + at_once)
+class Drawing(NamedTuple):
+    """Rows that draw a token."""
+
+    logits: Floats
+    """[n, vocab]"""
+    rows: npt.NDArray[np.int64]
+    """[m]: those of them that draw."""
+    largest: Floats
+    """[m]: of each, the largest of its logits, finite."""
+    batch: SamplingBatch
+    """What each asks for."""
+
+    def scores(self, part: slice) -> Floats:
+        """Of some of the rows that draw, made anew."""
         # Subtracting first keeps the likeliest token at 0, however small the temperature is.
-        scores = logits[rows[tile]] - largest[tile, None]
+        scores: Floats = self.logits[self.rows[part]] - self.largest[part, None]
         with np.errstate(over="ignore"):
-            scores /= batch.temperature[tile, None]
-        least = thresholds(scores, batch.top_k[tile], batch.top_p[tile], batch.min_p[tile])
-        tokens[tile] = _winners(scores, least, streams[tile])
-    return tokens
+            scores /= self.batch.temperature[part, None]
+        return scores
 
 
-def thresholds(
-    scores: _Floats, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64], min_p: npt.NDArray[np.float64]
-) -> _Floats:
-    """The score of the last token that each row keeps [n]; -inf: it keeps all. `scores` [n, vocab].
+Winners: TypeAlias = Callable[[Drawing, Floats], Tokens]
+"""Of each row the token with the largest score and noise, of those whose score is at least the one given."""
+
+
+def thresholds(drawing: Drawing) -> Floats:
+    """The score of the last token that each row's filters keep; -inf: all of them.
 
     What the filters mean: see `worker.sampling.filters`.
     """
+    batch = drawing.batch
     with np.errstate(divide="ignore"):
-        least = np.log(min_p).astype(np.float32)
-    for row in np.flatnonzero((top_k > 0) | (top_p < 1)).tolist():
-        kept, k, share = scores[row], int(top_k[row]), float(top_p[row])
+        least = np.log(batch.min_p).astype(np.float32)
+    for row in np.flatnonzero((batch.top_k > 0) | (batch.top_p < 1)).tolist():
+        kept, k, share = drawing.scores(slice(row, row + 1))[0], int(batch.top_k[row]), float(batch.top_p[row])
         if 0 < k < len(kept):
             last = np.partition(kept, -k)[-k]
             kept = kept[kept >= last]
@@ -72,7 +79,7 @@ def thresholds(
     return least
 
 
-def _nucleus(scores: _Floats, share: float) -> float:
+def _nucleus(scores: Floats, share: float) -> float:
     """The least score of the smallest set of the likeliest that have this share of the probability of all."""
     mass = share * np.exp(scores).sum(dtype=np.float64)
     ordered, reached = scores, 0
@@ -84,11 +91,21 @@ def _nucleus(scores: _Floats, share: float) -> float:
     return float(ordered[min(reached, len(ordered) - 1)])
 
 
-def _largest(scores: _Floats, count: int) -> _Floats:
+def _largest(scores: Floats, count: int) -> Floats:
     return scores if count >= len(scores) else np.partition(scores, -count)[-count:]
 
 
-def _winners(scores: _Floats, least: _Floats, streams: _Words) -> npt.NDArray[np.int64]:
+def winners_by_bounds(drawing: Drawing, least: Floats) -> Tokens:
+    """See `Winners`. In tiles that fit a core's cache: of a large vocabulary one row at a time."""
+    tokens, streams = np.empty(len(least), np.int64), drawing.batch.streams
+    at_once = max(1, _TILE // drawing.logits.shape[1])
+    for begin in range(0, len(least), at_once):
+        tile = slice(begin, begin + at_once)
+        tokens[tile] = _winners(drawing.scores(tile), least[tile], streams[tile])
+    return tokens
+
+
+def _winners(scores: Floats, least: Floats, streams: _Words) -> Tokens:
     """Of each row of `scores` [n, vocab] the token with the largest score and noise, of those with `least` or more."""
     num_rows, vocab_size = scores.shape
     has_filter = least > -np.inf
@@ -104,7 +121,7 @@ def _winners(scores: _Floats, least: _Floats, streams: _Words) -> npt.NDArray[np
     return tokens[winners[np.searchsorted(rows[winners], np.arange(num_rows))]]
 
 
-def _may_win(scores: _Floats, streams: _Words) -> npt.NDArray[np.bool_]:
+def _may_win(scores: Floats, streams: _Words) -> npt.NDArray[np.bool_]:
     """Which tokens of each row may have the largest score and noise: all that do, and few others.
 
     Noise is -log(-log(1 - u)), and so at most -log(u), u = hash / 2^31. The logarithm of a float32 number lies above

@@ -110,6 +110,22 @@ class Step(Structure):
     )
 
 
+class Drawing(Structure):
+    """rf_drawing"""
+
+    _fields_ = (
+        ("logits", c_void_p),
+        ("vocab_size", c_int32),
+        ("num_rows", c_int32),
+        ("rows", c_void_p),
+        ("largest", c_void_p),
+        ("temperature", c_void_p),
+        ("least", c_void_p),
+        ("streams", c_void_p),
+        ("tokens", c_void_p),
+    )
+
+
 _FUNCTIONS = {
     "rf_init": (None, ()),
     "rf_features": (c_char_p, ()),
@@ -125,6 +141,7 @@ _FUNCTIONS = {
     "rf_apply": (None, (c_void_p, POINTER(LinearWeight), POINTER(Operands))),
     "rf_apply_largest": (None, (c_void_p, POINTER(LinearWeight), POINTER(Operands), c_void_p)),
     "rf_workspace_bytes": (c_int64, (c_void_p, POINTER(Model), c_int32)),
+    "rf_draw": (None, (POINTER(Drawing),)),
     "rf_forward": (c_int32, (c_void_p, POINTER(Model), POINTER(Step))),
 }
 

@@ -36,6 +36,7 @@ from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
 from worker.sampling.batch import SamplingBatch
 from worker.sampling.grammar import GrammarCompiler
+from worker.sampling.host_draw import Winners, winners_by_bounds
 from worker.sampling.nucleus import nucleus_by_kernel
 from worker.sampling.sampler import sample
 
@@ -232,9 +233,9 @@ def test_rows_are_drawn_together_where_that_changes_no_bit(
     """Deterministic inference draws rows one by one elsewhere, which takes a hundred times as many launches."""
     seen: list[int] = []
 
-    def counting(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    def counting(logits: Tensor, batch: SamplingBatch, winners: Winners = winners_by_bounds) -> tuple[Tensor, Tensor]:
         seen.append(len(logits))
-        return sample(logits, batch)
+        return sample(logits, batch, winners)
 
     monkeypatch.setattr("worker.runner.step_sampler.sample", counting)
     if not has_kernel:

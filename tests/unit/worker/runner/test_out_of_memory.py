@@ -80,7 +80,7 @@ def test_with_half_the_memory_all_requests_are_served_with_the_same_tokens(
     assert scarce.failures > 0
     assert scheduled.scheduler.counters.failed_requests == 0
     assert scheduled.tokens() == expected.tokens()
-    stage = "prefill" if prompt_tokens > 4 else "sampling"
+    stage = "prefill" if prompt_tokens > 4 else "decode"
     assert scheduled.scheduler.counters.as_dict()[f"out_of_memory_{stage}"] > 0
 
 

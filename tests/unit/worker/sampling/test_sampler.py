@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.support.slow_sampling import distribution
 from worker.sampling.batch import SamplingBatch
 from worker.sampling.counter_random import stream_bits
-from worker.sampling.host_draw import thresholds
+from worker.sampling.host_draw import Drawing, thresholds
 from worker.sampling.noise import gumbel, hashes, noise
 from worker.sampling.sampler import sample
 
@@ -248,7 +248,7 @@ def test_what_is_drawn_has_the_largest_score_and_noise(
     asked = batch(5, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=random.integers(0, 2**63, 5))
     drawn = tokens(torch.from_numpy(logits), asked)
     scores = (logits - logits.max(1, keepdims=True)) / asked.temperature[:, None]
-    kept = scores >= thresholds(scores, asked.top_k, asked.top_p, asked.min_p)[:, None]
+    kept = scores >= thresholds(Drawing(logits, np.arange(5), logits.max(1), asked))[:, None]
     values = np.where(kept, scores + noise(streams(asked.seeds, asked.positions), vocab_size).numpy(), -np.inf)
     assert (values[range(5), drawn] >= values.max(1) - 1e-5).all()
 
