@@ -63,6 +63,7 @@ class Recording:
     began_s: float
     """Unix time."""
     ended_s: float
+    """The last moment of the load, with all that it is for in sight."""
 
     def values(self, expr: str) -> list[float]:
         """Of an expression with a board's variables, at the end of the load."""
@@ -101,8 +102,15 @@ async def _observe(
         async with Client(router.address, timeout_s=60) as client:
             for phase in phases[:-1]:
                 await _load(client, phase)
-            await _load(client, phases[-1], lambda: _scraped_enough(prometheus))
-        return began_s, time.time(), prometheus
+            ended_s = began_s
+
+            def is_enough() -> bool:
+                nonlocal ended_s
+                ended_s = time.time()
+                return _scraped_enough(prometheus, ended_s)
+
+            await _load(client, phases[-1], is_enough)
+        return began_s, ended_s, prometheus
 
 
 @asynccontextmanager
@@ -153,7 +161,21 @@ def _text(random: Random, tokens: int) -> str:
     return "".join(random.choices(_LETTERS, k=tokens))
 
 
-def _scraped_enough(prometheus: Prometheus) -> bool:
-    """Whether all three targets were scraped at least eight times, and what the load is for was seen to happen."""
-    scrapes = prometheus.query('count_over_time(up{job="radixfleet"}[5m])')
-    return len(scrapes) == 3 and min(scrapes) >= 8 and all(map(prometheus.query, _HAPPENED))
+def _scraped_enough(prometheus: Prometheus, at_s: float) -> bool:
+    """Whether all three targets were scraped at least eight times, and what the load is for was seen to happen.
+
+    And that the last scrape did not fail, as one does on a slow machine: what it should have brought is missing then.
+    """
+    scrapes = prometheus.query('count_over_time(up{job="radixfleet"}[5m])', at_s)
+    up = prometheus.query('up{job="radixfleet"} == 1', at_s)
+    recorded = [rule["record"] for group in _rule_groups() for rule in group["rules"] if "record" in rule]
+    return (
+        (len(scrapes), len(up)) == (3, 3)
+        and min(scrapes) >= 8
+        and all(prometheus.query(expr, at_s) for expr in (*_HAPPENED, *recorded))
+    )
+
+
+def _rule_groups() -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"]
+    return groups
