@@ -103,7 +103,7 @@ class Outcome:
 
 def stages(arguments: Sequence[str]) -> list[Stage]:
     """In order. `arguments` are pytest's."""
-    figures = Stage("figures", (sys.executable, "-m", "tests.gpu.figures"), 180)
+    figures = Stage("figures", (sys.executable, "-m", "tests.gpu.figures"), 220)
     layer_figures = Stage("layer figures", (sys.executable, "-m", "tests.gpu.layer_figures"), 60)
     tests = [
         Stage.of_tests("runner", 150, "tests/conformance/test_runners.py", *arguments),
