@@ -23,6 +23,9 @@ from radixfleet.types import ChatPrompt, PromptForm, TokenArray
 
 SEGMENT_CACHE_BYTES = 64 * 1024**2
 
+_FEW_TOKENS = 32
+"""So many are decoded by the plain call: it takes microseconds, half of what the batch call does for the next token."""
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
@@ -132,7 +135,11 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | TokenArray, *, skip_special_tokens: bool = True) -> str:
         """Text of ids; ids that the tokenizer does not know give none."""
         plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-        text: str = self._tokenizer.decode_batch([plain], skip_special_tokens=skip_special_tokens)[0]
+        text: str
+        if len(plain) <= _FEW_TOKENS:
+            text = self._tokenizer.decode(plain, skip_special_tokens=skip_special_tokens)
+        else:
+            text = self._tokenizer.decode_batch([plain], skip_special_tokens=skip_special_tokens)[0]
         return text
 
     def _encode(self, text: str) -> TokenArray:

@@ -25,6 +25,7 @@ class StopStrings:
         self._depth: list[int] = [0]
         self._match: list[str | None] = [None]
         """For each state, the longest stop string that ends there."""
+        self._first = frozenset(stop[0] for stop in stops)
         for stop in stops:
             self._add(stop)
         self._link()
@@ -36,6 +37,10 @@ class StopStrings:
                 return _ROOT
             state = self._failure[state]
         return self._children[state][character]
+
+    def none_begins_in(self, text: str) -> bool:
+        """Whether `text`, read at the beginning, leaves the state there: most text does, and is not read by step."""
+        return self._first.isdisjoint(text)
 
     def depth(self, state: int) -> int:
         """Characters at the end of the text that could begin a stop string."""
@@ -85,6 +90,8 @@ class StopMatcher:
         """Take the next text; returns what can go to the client. After a match nothing more comes out."""
         if self.matched is not None:
             return ""
+        if self._state == _ROOT and self._stops.none_begins_in(text):
+            return text
         step, match = self._stops.step, self._stops.match
         for index, character in enumerate(text):
             self._state = step(self._state, character)
