@@ -7,9 +7,6 @@ network of one is cut. Meanwhile clients send, cancel, run out of time; some wan
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,58 +21,15 @@ from radixfleet.errors import DeadlineExceeded, Overloaded, RadixfleetError, Una
 from router.app import Router, running_router
 from tests.support.cuttable_wire import CuttableWire
 from tests.support.router_fixture import NO_RETRY, settings
-from tests.support.tiny_model import tiny_model
 from tests.support.told_silence import ToldSilence
 from tests.support.waiting import until
+from tests.support.worker_process import START_S, WorkerProcess
 
 CLIENTS = 12
 GROUPS = 8
 PREFIX_TOKENS = 1024
 NEW_TOKENS = 24
-START_S = 100.0
 EXPECTED_ERRORS = (Unavailable, Overloaded, DeadlineExceeded)
-
-
-@dataclass
-class WorkerProcess:
-    """One worker, in as many processes one after the other as it takes."""
-
-    name: str
-    folder: Path
-    routers: str = ""
-    starts: int = 0
-    process: asyncio.subprocess.Process | None = None
-    address: str = ""
-
-    async def start(self) -> None:
-        """Returns when it listens."""
-        self.starts += 1
-        file = self.folder / f"{self.name}-{self.starts}"
-        options = {
-            "--model": str(tiny_model()),
-            "--runner": "sim",
-            "--port": "0",
-            "--metrics-port": "0",
-            "--worker-id": self.name,
-            "--address-file": str(file),
-            "--log-level": "error",
-        } | ({"--routers": self.routers} if self.routers else {})
-        command = [part for option in options.items() for part in option]
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "worker", "--inline", *command, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
-        await until(file.exists, f"{self.name} listens", timeout_s=START_S)
-        self.address = file.read_text().strip()
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    async def kill(self) -> None:
-        """As kill -9 does."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
 
 
 @dataclass
@@ -181,13 +135,13 @@ async def havoc(made: Fleet) -> None:
         made.wire.cut()
         await made.hit_rate(requests=15)
         restarting = asyncio.create_task(victim.start())
-        third.send(signal.SIGSTOP)
+        await third.stop()
         await until(lambda: made.running_at(third), "requests run at the stopped worker")
         made.silence.falls(third.address)
         await until(lambda: third.name not in made.eligible(), "the silent worker is out")
         made.wire.mend()
         await made.hit_rate(requests=15)
-        third.send(signal.SIGCONT)
+        third.wake()
         await restarting
 
 

@@ -19,7 +19,7 @@ from router.workers.state import WorkerState
 from tests.support.router_fixture import NO_RETRY, settings
 from tests.support.told_silence import ToldSilence
 from tests.support.waiting import until
-from tests.support.worker_process import START_S, StoppableWorker, worker_process
+from tests.support.worker_process import START_S, WorkerProcess, worker_process
 
 PROMPT = tuple(range(3, 203))
 NEW_TOKENS = 1500
@@ -39,7 +39,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> ToldSilence:
 class Fleet:
     router: Router
     client: Client
-    workers: dict[str, StoppableWorker]
+    workers: dict[str, WorkerProcess]
     silence: ToldSilence
 
     async def hang(self, name: str) -> None:

@@ -104,10 +104,10 @@ class Page:
         await self.call("Input.dispatchMouseEvent", type="mousePressed", **mouse)
         await self.call("Input.dispatchMouseEvent", type="mouseReleased", **mouse)
 
-    async def size(self, width: int, height: int, *, mobile: bool = False, scale: float = 1.0) -> None:
+    async def size(self, width: int, height: int, *, mobile: bool = False) -> None:
         """The window, or the phone's screen."""
         await self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=mobile, deviceScaleFactor=scale
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, mobile=mobile, deviceScaleFactor=1.0
         )
 
     async def scheme(self, name: str) -> None:
