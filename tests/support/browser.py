@@ -82,9 +82,9 @@ class Page:
         assert isinstance(text, str), f"there is no {selector}"
         return text
 
-    async def press(self, key: str, *, shift: bool = False) -> None:
+    async def press(self, key: str) -> None:
         """A key of the keyboard."""
-        fields = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key], "modifiers": 8 if shift else 0}
+        fields = {"key": key, "code": key, "windowsVirtualKeyCode": _KEYS[key]}
         text = {"text": _TEXTS[key]} if key in _TEXTS else {}
         await self.call("Input.dispatchKeyEvent", type="keyDown", **fields, **text)
         await self.call("Input.dispatchKeyEvent", type="keyUp", **fields)

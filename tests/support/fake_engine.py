@@ -32,12 +32,11 @@ READY = Ready(
 
 
 class FakeEngine(Conversation):
-    """Loading until `become_ready`. Aborts are answered by themselves unless `answers_aborts` is off."""
+    """Loading until `become_ready`. Aborts are answered by themselves."""
 
-    def __init__(self, *, answers_aborts: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.heard: list[FrontMessage] = []
-        self._answers_aborts = answers_aborts
 
     async def start(self) -> None:
         """Nothing starts by itself."""
@@ -101,11 +100,9 @@ class FakeEngine(Conversation):
             )
         )
 
-    def crash(self, why: str = "killed", *, final: bool = False) -> None:
+    def crash(self) -> None:
         """Engine or runner died."""
-        self._lose_engine(why)
-        if final:
-            self._enter(WorkerStatus.FAILED, why, final=True)
+        self._lose_engine("killed")
 
     def restart(self) -> None:
         """After a crash: loading again."""
@@ -117,7 +114,7 @@ class FakeEngine(Conversation):
 
     def _send(self, message: FrontMessage) -> None:
         self.heard.append(message)
-        if isinstance(message, Abort) and self._answers_aborts:
+        if isinstance(message, Abort):
             self.end(message.uid, FinishReason.ABORT)
         if isinstance(message, Flush):
             self._hear(Flushed(message.ticket, 64, 16))

@@ -163,13 +163,13 @@ class ForeignEngine:
             depth += size
         return min(depth, len(prompt) - 1)
 
-    def store(self, prompt: list[int], *, cache_salt: str = "") -> None:
+    def store(self, prompt: list[int]) -> None:
         """Cache a prompt's whole blocks, and say so in one batch."""
         size = self.block_size
         ends = [end for end in range(size, len(prompt) + 1, size) if tuple(prompt[:end]) not in self._prefixes]
         if not ends:
             return
-        stored = common_pb2.KvBlocksStored(cache_salt=cache_salt or None)
+        stored = common_pb2.KvBlocksStored()
         if ends[0] > size:
             stored.parent_block_hash = block_hash(prompt[: ends[0] - size])
         for end in ends:

@@ -35,17 +35,15 @@ def failed(arrived_s: float = 0.0, **fields: Any) -> Outcome:
     return outcome(arrived_s, **({"error": "nobody serves"} | nothing | fields))
 
 
-def result(
-    outcomes: Sequence[Outcome], *, policy: str = "p", workers: int = 2, gaps: Sequence[tuple[float, int]] = ()
-) -> RunResult:
+def result(outcomes: Sequence[Outcome], *, policy: str = "p", gaps: Sequence[tuple[float, int]] = ()) -> RunResult:
     """A run of two workers that lasted until the last request ended; they computed all the time."""
     duration_s = max((each.ended_s or 0.0 for each in outcomes), default=0.0)
     return RunResult(
         policy=policy,
-        num_workers=workers,
+        num_workers=2,
         duration_s=duration_s,
         outcomes=outcomes,
         gaps_s=np.array([seconds for seconds, _ in gaps]),
         gap_tokens=np.array([tokens for _, tokens in gaps], dtype=np.int64),
-        busy_s=[duration_s] * workers,
+        busy_s=[duration_s] * 2,
     )

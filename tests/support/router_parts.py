@@ -73,11 +73,11 @@ def prepared(prompt: TokenArray | int = 300, **fields: Any) -> PreparedRequest:
     return replace(default, **fields)
 
 
-def sendable(length: int = 20, name: str = "r") -> PreparedRequest:
+def sendable(length: int = 20) -> PreparedRequest:
     """A request of this length that a fake worker can answer: its message has the prompt."""
     prompt = (np.arange(length) % 250).astype(np.uint32)
     ids = convert.pack_tokens(prompt)
-    message = inference_pb2.GenerateRequest(request_id=name, prompt=inference_pb2.Prompt(token_ids=ids))
+    message = inference_pb2.GenerateRequest(request_id="r", prompt=inference_pb2.Prompt(token_ids=ids))
     return prepared(prompt, message=message)
 
 

@@ -71,9 +71,9 @@ class SecuredFleet:
         """The router's gRPC port."""
         return Endpoint(self.router.address, self.tls(), key)
 
-    def worker_endpoint(self, key: str | None = None, index: int = 0) -> Endpoint:
-        """A worker's gRPC port."""
-        return Endpoint(self.workers[index].address, self.tls(), key)
+    def worker_endpoint(self, key: str | None = None) -> Endpoint:
+        """The first worker's gRPC port."""
+        return Endpoint(self.workers[0].address, self.tls(), key)
 
 
 def access_settings(certificates: Certificates | None, *, mutual: bool, keys: bool = True) -> dict[str, Any]:
