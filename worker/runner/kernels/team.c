@@ -66,8 +66,9 @@ static int64_t now_ns(void) {
   return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Whether `round` has moved before this thread has spun for long enough. */
-static int spin(rf_team *team, unsigned seen) {
+/* Whether `round` has moved before this thread has spun for long enough. A wait for the next task, which depends on the
+ * caller, says nothing of waits within one. */
+static int spin(rf_team *team, unsigned seen, int within_task) {
   int spin_ns = atomic_load_explicit(&team->spin_ns, memory_order_relaxed);
   int64_t give_up_ns = 0;
   for (int i = 1; atomic_load_explicit(&team->round, memory_order_acquire) == seen; i++) {
@@ -76,15 +77,17 @@ static int spin(rf_team *team, unsigned seen) {
     int64_t now = now_ns();
     if (give_up_ns == 0) give_up_ns = now + spin_ns;
     if (now < give_up_ns) continue;
+    if (!within_task) return 0;
     atomic_store_explicit(&team->spin_ns, rf_max(spin_ns / 4, LEAST_SPIN_NS), memory_order_relaxed);
     return 0;
   }
-  if (spin_ns < MOST_SPIN_NS) atomic_store_explicit(&team->spin_ns, spin_ns + SPIN_NS_MORE, memory_order_relaxed);
+  if (within_task && spin_ns < MOST_SPIN_NS)
+    atomic_store_explicit(&team->spin_ns, spin_ns + SPIN_NS_MORE, memory_order_relaxed);
   return 1;
 }
 
-static void wait_for_move(rf_team *team, unsigned seen) {
-  if (spin(team, seen)) return;
+static void wait_for_move(rf_team *team, unsigned seen, int within_task) {
+  if (spin(team, seen, within_task)) return;
   pthread_mutex_lock(&team->mutex);
   atomic_fetch_add(&team->sleepers, 1);
   while (atomic_load(&team->round) == seen) pthread_cond_wait(&team->moved, &team->mutex);
@@ -92,11 +95,11 @@ static void wait_for_move(rf_team *team, unsigned seen) {
   pthread_mutex_unlock(&team->mutex);
 }
 
-void rf_team_barrier(rf_team *team) {
+static void meet(rf_team *team, int within_task) {
   if (team->size == 1) return;
   unsigned seen = atomic_load(&team->round);
   if (atomic_fetch_add(&team->arrived, 1) + 1 < team->size) {
-    wait_for_move(team, seen);
+    wait_for_move(team, seen, within_task);
     return;
   }
   atomic_store(&team->arrived, 0);
@@ -109,13 +112,15 @@ void rf_team_barrier(rf_team *team) {
   }
 }
 
+void rf_team_barrier(rf_team *team) { meet(team, 1); }
+
 static void *serve(void *argument) {
   member_t *self = argument;
   rf_team *team = self->team;
   pthread_mutex_lock(&team->mutex); /* until the team's size is final */
   pthread_mutex_unlock(&team->mutex);
   for (;;) {
-    rf_team_barrier(team); /* a task is there */
+    meet(team, 0); /* a task is there */
     if (team->stopping) return NULL;
     team->task(team, self->index, team->argument);
     rf_team_barrier(team);
