@@ -8,6 +8,7 @@ planned when it is due (`worker.engine.pacing`); and with prompts that wait comp
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from statistics import mean, median
 
@@ -50,6 +51,7 @@ def figures(asked: Sequence[Asked]) -> str:
 
 def main() -> None:
     """All workloads."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for name, clients in WORKLOADS.items():
         print(name)
         for way, (paced, step_cost_tokens) in WAYS.items():

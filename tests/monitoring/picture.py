@@ -1,4 +1,4 @@
-"""Draws panels of the dashboards from a real run: `python -m tests.monitoring.picture deploy/pictures/grafana.png`.
+"""Draws panels of the dashboards from a real run: `python -m tests.monitoring.picture [deploy/pictures/grafana.png]`.
 
 The queries are the dashboards' own, answered by a real Prometheus that scraped a fleet under load: a router and two
 workers with simulated devices, each in its three processes. In the second half of the run the prompts have more
@@ -7,6 +7,7 @@ prefixes than the caches have room for. Grafana is not needed.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import math
 import re
@@ -70,7 +71,11 @@ def engine() -> ProcessEngine:
 
 def main() -> None:
     """Record, draw, photograph."""
-    target = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "target", nargs="?", type=Path, default=Path("deploy/pictures/grafana.png"), help="default: that"
+    )
+    target: Path = parser.parse_args().target
     chromium = shutil.which("chromium")
     if chromium is None:
         sys.exit("no chromium on this machine: apt-get install -y chromium")

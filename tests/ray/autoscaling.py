@@ -8,6 +8,7 @@ a node, and a node on which no actor is left is ended after its idle time.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -159,6 +160,7 @@ def _outcomes(load: Load) -> tuple[int, int]:
 
 def main() -> int:
     """The command."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if reason := why_not():
         print(f"autoscaling: {reason}", file=sys.stderr)
         return 1
