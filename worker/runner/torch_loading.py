@@ -12,7 +12,9 @@ CUDA graphs          steps of decodes are recorded, where the attention can be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -116,7 +118,8 @@ class _Loading:
             sampler = parts.sampler(rows, self._compiler, self._threads)
             step = largest_step(max_running, chunk, max(min(max_context, kv_tokens), chunk))
             peak = self._measure(parts.computer(model.first_layers(1), rows, sampler, num_pages=1), step)
-            graphs_bytes = self._measure_graphs(parts.computer(model, rows, sampler, num_pages=1), model, max_running)
+            make_computer = partial(parts.computer, model, rows, sampler, num_pages=1)
+            graphs_bytes = self._measure_graphs(make_computer, shape.num_layers, max_running)
         plan = self._plan(model, peak + rows.nbytes + sampler.nbytes, graphs_bytes)
         ready = Ready(
             capacity=Capacity(
@@ -212,16 +215,19 @@ class _Loading:
         _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
         return peak
 
-    def _measure_graphs(self, computer: StepComputer, model: LlamaModel, max_running: int) -> int:
-        """What CUDA graphs will keep, in bytes: what they compute with, and what the driver needs of each."""
+    def _measure_graphs(self, make_computer: Callable[[], StepComputer], num_layers: int, max_running: int) -> int:
+        """What CUDA graphs will keep, in bytes: what they compute with, and what the driver needs of each.
+
+        The computer has all layers, as the driver needs something for each, and one page.
+        """
         record, sizes = recorder_for(self._device) if self._config.cuda_graphs else None, graph_sizes(max_running)
-        if record is None or not computer.can_record:
+        if record is None or not (computer := make_computer()).can_record:
             return 0
         largest = activation_peak(self._device, lambda: computer.try_decodes(sizes[-1]))
         driver = bytes_of_graphs(
             computer.record_decodes,
             sizes=sizes,
-            num_layers=len(model.weights.layers),
+            num_layers=num_layers,
             record=record,
             taken_bytes=lambda: driver_bytes(self._device),
         )
