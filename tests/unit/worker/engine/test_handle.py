@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
 
 from radixfleet.errors import InternalError, InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
+from tests.support.engine_fakes import submit
+from tests.support.fake_engine import FakeEngine
 from worker.core.logits import TokenLogprobs
-from worker.core.messages import Admitted, Ended, Output, PromptLogprobs
+from worker.core.messages import Admitted, Ended, Output, PromptLogprobs, StepOutputs
 from worker.engine.handle import Progress, RequestStream
 
 ADMITTED = Admitted(uid=1, cached_tokens=16, at_s=2.0)
@@ -142,3 +145,46 @@ async def test_an_engine_that_is_lost_ends_the_stream_with_its_error(stream: Req
     with pytest.raises(Unavailable) as caught:
         await anext(stream)
     assert caught.value.retry_after_s == 1.0
+
+
+async def test_a_listener_is_told_and_takes_all_that_came(stream: RequestStream) -> None:
+    stream.feed(Output(1, 7))
+    taken: list[Progress | None] = []
+    stream.listen(lambda: taken.append(stream.take()))
+    assert [progress.token_ids for progress in taken if progress] == [[7]], "what was there already is told at once"
+    stream.feed(Output(1, 8))
+    stream.feed(Output(1, 9))
+    stream.tell()
+    assert [progress.token_ids for progress in taken if progress] == [[7], [8, 9]]
+    assert stream.take() is None
+
+
+async def test_a_listener_hears_of_an_engine_that_is_lost_once(stream: RequestStream) -> None:
+    told: list[str] = []
+    stream.listen(lambda: told.append("told"))
+    stream.feed(Output(1, 7))
+    stream.fail(Unavailable("lost"))
+    assert told == ["told"]
+    progress = stream.take()
+    assert progress is not None
+    assert progress.token_ids == [7], "tokens come before the error"
+    with pytest.raises(Unavailable):
+        stream.take()
+    assert stream.take() is None
+
+
+async def test_a_step_tells_each_listener_once() -> None:
+    engine = FakeEngine()
+    engine.become_ready()
+    streams = [engine.submit(submit(engine.next_uid(), [1, 2, 3])) for _ in range(2)]
+    told: list[int] = []
+    for each in streams:
+        each.listen(partial(told.append, each.uid))
+    first, second = (each.uid for each in streams)
+    step = [Output(first, 7), Output(second, 8), Output(first, 9)]
+    engine._hear(StepOutputs([Admitted(first, 0, 0.0)], step, [Ended(second, FinishReason.LENGTH)]))
+    assert told == [first, second]
+    for each, token_ids in zip(streams, ([7, 9], [8]), strict=True):
+        progress = each.take()
+        assert progress is not None
+        assert progress.token_ids == token_ids

@@ -11,6 +11,7 @@ import pytest
 from radixfleet import blocks
 from radixfleet.channel import open_channel
 from radixfleet.errors import InternalError, InvalidRequest, UnknownModel
+from radixfleet.output_text.output import OutputText
 from radixfleet.status import error_from_rpc
 from radixfleet.text import Tokenizer
 from radixfleet.types import FinishReason
@@ -22,6 +23,7 @@ from tests.support.gated_executor import GatedExecutor
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
+from worker.core.messages import Admitted, Output, StepOutputs
 from worker.servicer.grammars import Grammars
 from worker.servicer.intake import Intake
 
@@ -258,3 +260,30 @@ async def test_a_failure_of_the_engine_ends_the_stream_with_its_error() -> None:
         kinds, error = await read_failure(call)
     assert kinds == ["started", "delta"]
     assert (type(error), str(error)) == (InternalError, "the logits hold a NaN")
+
+
+async def test_a_fault_in_one_answer_ends_that_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have tokens in the same step; the engine is told of the one that is given up."""
+    push = OutputText.push
+
+    def faulty(self: OutputText, token_id: int) -> str:
+        return push(self, token_id) if token_id != ord("!") else str(1 // 0)
+
+    monkeypatch.setattr(OutputText, "push", faulty)
+    engine = FakeEngine()
+    async with sim_worker(engine=engine, serving=False) as worker, open_channel(worker.address) as channel:
+        engine.become_ready()
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        faulted, whole = (stub.Generate(request(prompt, ignore_eos=True)) for prompt in ("first", "second"))
+        await faulted.initial_metadata()
+        await whole.initial_metadata()
+        lengths = {len(submit.token_ids): submit.uid for submit in engine.submits}
+        first, second = lengths[len("first")], lengths[len("second")]
+        admitted = [Admitted(first, 0, 0.0), Admitted(second, 0, 0.0)]
+        engine._hear(StepOutputs(admitted, [Output(first, ord("!")), Output(second, ord("b"))], []))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await collect(faulted)
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+        assert engine.aborted_uids == [first]
+        engine.end(second, FinishReason.LENGTH)
+        assert (await collect(whole)).text == "b"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import grpc.aio
 
+from radixfleet.accepted import is_accepted
 from radixfleet.channel import client_options, open_channel
 from radixfleet.text import Tokenizer
-from radixfleet.v1 import inference_pb2_grpc
+from radixfleet.types import FinishReason
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.answers import collect, generate, request
 from tests.support.byte_tokenizer import byte_spec
+from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_runner, sim_worker
 
@@ -77,3 +80,40 @@ async def test_cancelling_a_call_that_is_held_back_ends_it() -> None:
         assert len(worker.requests) == 1
         call.cancel()
         await until(lambda: len(worker.requests) == 0)
+
+
+async def test_tokens_without_credit_wait_joined_on_a_link() -> None:
+    """Behaviour 57: a router that gives no credit is sent nothing, and then all that waits as one message."""
+    engine = FakeEngine()
+    async with sim_worker(engine=engine, serving=False) as worker, open_channel(worker.address) as channel:
+        engine.become_ready()
+        link = worker_pb2_grpc.WorkerStub(channel).Link()
+        assert await is_accepted(link)
+        start = worker_pb2.LinkStart(number=7, request=request("slow", ignore_eos=True), credit=2)
+        await link.write(worker_pb2.RouterFrame(starts=[start]))
+        await until(lambda: len(engine.submits) == 1)
+        uid = engine.submits[0].uid
+        engine.admit(uid)
+        engine.output(uid, ord("a"))
+        assert [each.WhichOneof("event") for each in await responses(link, 2)] == ["started", "delta"]
+        for token_id in b"bcd":
+            engine.output(uid, token_id)
+        engine.end(uid, FinishReason.LENGTH)
+        await until(lambda: not engine.num_open)
+        await link.write(worker_pb2.RouterFrame(credits=[worker_pb2.LinkCredit(number=7, credit=2)]))
+        delta, finished = await responses(link, 2)
+        assert (delta.delta.text, list(delta.delta.token_ids)) == ("bcd", list(b"bcd"))
+        assert finished.finished.usage.completion_tokens == 4
+        await until(lambda: not len(worker.requests))
+        link.cancel()
+
+
+async def responses(link: grpc.aio.StreamStreamCall, count: int) -> list[inference_pb2.GenerateResponse]:
+    """The next so many messages of request 7, whatever frames they come in."""
+    found: list[inference_pb2.GenerateResponse] = []
+    while len(found) < count:
+        frame = await link.read()
+        assert {reply.number for reply in frame.replies} == {7}
+        found += [reply.response for reply in frame.replies]
+    assert len(found) == count
+    return found
