@@ -8,7 +8,7 @@ of such a worker is looked at when a policy reads it, and the default reads none
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, overload
@@ -96,6 +96,13 @@ class Columns:
             return self._queues[rank]
         # For one look, as when a worker is out, this takes 3 us of 1,000 workers, and sorting all 65.
         return float(np.partition(self.queue, rank)[rank])
+
+    @property
+    def num_idle(self) -> int:
+        """Workers without a queue."""
+        if self._queues is not None:
+            return bisect_right(self._queues, 0.0)
+        return self.count - int(np.count_nonzero(self.queue))
 
     def fill_up_to(self, most: float) -> FloatArray:
         """`fill`, and `most` where it is more."""

@@ -1,6 +1,6 @@
 """The default policy: the lowest expected cost, in prompt tokens, with no settings.
 
-    cost = U (1 + B/10)  -  C x^4/(x^4 + 1) min(1, u/(h R'))  +  Q N / (2 N + 3 Q')  +  2.5 N ((R - r)/(32 + R'))^3
+    cost = U (1 + B/10)  -  C x^4/(x^4 + 1) min(1, u/(h R'))  +  Q / (1 + 8/i + 3 Q'/N)  +  2.5 N ((R - r)/(32 + R'))^3
 
     N  tokens of this prompt
     U  tokens of it that the worker would have to compute
@@ -8,7 +8,7 @@
        x = u/8, or 5 u/4 F where that is more and there have been such requests for 5 ms
     B  how full the worker's cache is, in terms of the fleet's mean; 1.5 at most
     Q  prompt tokens of other requests there, neither cached nor computed yet;
-       Q' what three workers of four have at least
+       Q' what three workers of four have at least, and i the workers that have none, 8 at least
     R  requests in flight there, and those of them once more that must end before another can run;
        R' the fleet's mean, r its least, F its sum
 
@@ -22,7 +22,9 @@ What each part stands for:
   load needs, one copy after another without waiting for eight more users each, and one of a hundred prefixes does not.
 - Siblings come in one moment, and then no more come; so who comes later than the first of those who use the prefix says
   that more will follow. If it is nearly all that the fleet does, it is copied at once: nobody else needs the workers.
-- Q is work that is done anyway; waiting for it costs this request alone, so it counts for half. The more waits
+- Q is work that is done anyway; waiting for it costs this request alone, while a prefix computed twice also delays who
+  comes next and needs that worker. So Q counts for half; but where more are idle than a burst has siblings, the next
+  needs just that one only so often as eight are of i, and Q counts nearly whole where many are. The more waits
   everywhere the less it counts: then a prefix computed twice delays everybody, and only being behind says something.
   Where a quarter of the workers are idle it delays nobody, however much waits behind a few long prompts.
 - R makes steps longer: a step's fixed time is that of about 32 decodes (see `deploy.lab.presets`). Prefill alone would
@@ -45,6 +47,12 @@ over this form's:
   spread over 20 ms do that now where the fleet is idle, for 0.9 of the form before's time to first token (hit rate 0.70
   of 0.83); at load 0.9 hardly (0.82).
 - u/3 after 5 ms in place of 5 u/4 F: 1.04 on the hot prefix at 4 workers.
+Then 8/i, seeds 1 and 2 (64 workers: 301), where the form before had Q counted for half wherever nobody waits:
+- The form before: 1.05 and 1.14 of this form's time to first token in bursts on 16 and 64 workers at load 0.6 (hit rate
+  0.81, here 0.72 and 0.55), where siblings waited for each other while others were idle; 1.00 elsewhere.
+- 1/i in place of 8/i: 0.91 and 0.95 in those bursts, but 1.01 to 1.02 on working-set-0.5, 0.98 of the output tokens a
+  second on shared prefixes at load 1.1, and bursts are torn on four workers (hit rate 0.76 of 0.86).
+- The square of the busy workers over the idle: 0.94 and 1.00 in bursts, and 1.01 to 1.03 on working-set-0.5.
 Then the form before, on seeds of its own, over the best of all tried on the hot prefix at 2, 4 and 16 workers:
 - U (1 + B/2) and x = u/8 h: 1.09, 1.18 and 1.46, for each copy waits until eight more use every one that there is.
 - u/3 in place of u/8: 1.02, 1.04 and 1.04; u/(u + 1): 1.00, 1.00 and 1.00. Both tear bursts of siblings: on 4 workers,
@@ -76,8 +84,9 @@ is on other seeds (301 on), ours over the best other policy's, seed by seed: bur
 1.002 +- 0.005 and 0.990 +- 0.000, prefixes of 1.5 times the KV of 2 workers at 0.6 0.99 +- 0.04 (12 seeds each), the
 Mooncake trace on 4 at 1.1 0.95 +- 0.02 (10 stretches). To compute each sibling of a burst where nobody waits, which is
 the best there on some seeds (0.9 of ours on 16 workers), takes 1.4 to 5 times as long on others, when bursts meet.
-On 64 workers at load 0.6 another is ahead on every seed or nearly: ours over the predicted time to first token is
-1.06 +- 0.02 in bursts and 1.05 +- 0.015 on a cold hot prefix (seeds 301 to 303); at 0.9 and 1.1 none is.
+On 64 workers at load 0.6 the predicted time to first token is ahead on a cold hot prefix while each worker has had no
+more than 15 requests: 1.05 +- 0.015 (seeds 301 to 303), for most of what counts there are the first copies. With 60
+requests a worker it is behind.
 """
 
 from __future__ import annotations
@@ -95,12 +104,11 @@ from router.view import NOBODY, Ranking, RequestView, WorkerView
 PLACE_WEIGHT = 0.1
 MOST_FILLED = 1.5
 CROWD = 8
-"""So many users of a prefix halve the price of a copy, where they are all that there is."""
+"""So many users of a prefix halve the price of a copy, where they are all that there is; a burst has about so many."""
 MAIN = 0.8
 """So does such a share of the fleet's requests, where they have not all come in the same moment."""
 MOMENT_S = 0.005
 """What somebody sends at once comes within such a time."""
-PATIENCE = 2.0
 BACKLOG_WEIGHT = 3.0
 BATCH_WEIGHT = 2.5
 STEP_REQUESTS = 32
@@ -147,9 +155,10 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
     else:
         costs = np.full(count, prompt_tokens, dtype=np.float64) if uncached is None else uncached.astype(np.float64)
     if columns.queued:
-        # Q N / (2 N + 3 Q')
+        # Q / (1 + 8/i + 3 Q'/N)
         usual = columns.queue_at(count // 4)
-        costs += columns.queue * (prompt_tokens / (PATIENCE * prompt_tokens + BACKLOG_WEIGHT * usual))
+        delayed = 1 + CROWD / max(CROWD, columns.num_idle)
+        costs += columns.queue * (prompt_tokens / (delayed * prompt_tokens + BACKLOG_WEIGHT * usual))
     # 2.5 N ((R - r)/(32 + R'))^3
     costs += columns.crowding * (BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + columns.in_flight / count) ** 3)
     if uncached is not None:

@@ -206,6 +206,7 @@ def shape(
     in_flight: float = 0,
     backlog_weight: float = 3,
     evenly: bool = True,
+    always_half: bool = False,
     name: str = "",
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
@@ -214,7 +215,7 @@ def shape(
     and u / (main F) once the prefix has been in use for `moment_s`; `main` 0: u / crowd alone. `by_holder`: x = u / h /
     crowd, and without the minimum. `mean_queue`: Q' is the mean of the others, not what three of four have.
     `in_flight`, where it is not 0: Q counts i / (i + R') instead, with R' the mean of the requests in flight.
-    `backlog_weight`: of Q'. `evenly` False: without the minimum.
+    `backlog_weight`: of Q'. `evenly` False: without the minimum. `always_half`: 2 in place of 1 + 8/i.
     """
 
     def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
@@ -237,12 +238,13 @@ def shape(
         queue = worker.outstanding_prompt_tokens
         queues = sorted(each.outstanding_prompt_tokens for each in candidates)
         usual = (sum(queues) - queue) / max(1, count - 1) if mean_queue else queues[count // 4]
+        delayed = 2 if always_half else 1 + 8 / max(8, queues.count(0))
         mean = sum(each.requests_in_flight for each in candidates) / count
         more = worker.requests_in_flight + worker.places_short - min(each.requests_in_flight for each in candidates)
         return (
             uncached(request, worker) * (1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0))
             - BLOCK_TOKENS * (most - matched[worker.slot]) * paid_by_others(request, candidates, most, mean)
-            + queue * (in_flight / (in_flight + mean) if in_flight else tokens / (2 * tokens + backlog_weight * usual))
+            + queue * (in_flight / (in_flight + mean) if in_flight else 1 / (delayed + backlog_weight * usual / tokens))
             + batch * tokens * (more / (32 + mean)) ** power
         )
 
@@ -287,6 +289,7 @@ ABLATIONS: Mapping[str, Policy] = _by_name(
     shape(evenly=False, name="no_evenly"),
     shape(backlog_weight=0, name="no_backlog"),
     shape(mean_queue=True, name="mean_backlog"),
+    shape(always_half=True, name="half_backlog"),
 )
 """The default with one part of its cost left out, or put more simply."""
 

@@ -77,8 +77,9 @@ def test_columns_updated_in_place_are_those_made_anew(fleet: FleetView) -> None:
         assert getattr(old, name).tolist() == getattr(new, name).tolist(), name
     for most in (0.0, 0.02, 10.0):
         assert old.fill_up_to(most).tolist() == [min(each.cache_fill, most) for each in fleet]
-    for name in ("queued", "in_flight", "filled", "least_requests", "least_room", "most_place"):
+    for name in ("queued", "in_flight", "filled", "least_requests", "least_room", "most_place", "num_idle"):
         assert getattr(old, name) == getattr(new, name), name
+    assert new.num_idle == sum(not each.outstanding_prompt_tokens for each in fleet)
     assert in_order(old) == in_order(new) == sorted(new.queue.tolist())
 
 

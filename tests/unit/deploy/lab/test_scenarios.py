@@ -57,6 +57,14 @@ class TestSiblings:
         result = run(shared(groups=1, per_group=siblings, prefix=12_800, own=10, new=100, rate=None))
         assert sum(map(bool, requests_by_worker(result))) == workers
 
+    def test_a_burst_is_torn_only_where_far_more_workers_are_idle_than_it_takes(self) -> None:
+        """Behaviour 45: nobody else waits for them, and the last siblings have their first token sooner."""
+        burst = shared(groups=1, per_group=6, prefix=6016, own=256, new=64, rate=None)
+        few, many = run(burst, fleet(8)), run(burst, fleet(40))
+        assert sum(map(bool, requests_by_worker(few))) == 1
+        assert sum(map(bool, requests_by_worker(many))) > 1
+        assert figures(many).ttft_s.mean < 0.97 * figures(few).ttft_s.mean
+
     def test_different_bursts_go_to_different_workers(self) -> None:
         result = run(arrivals_of(self.BURSTS))
         assert min(requests_by_worker(result)) > 0

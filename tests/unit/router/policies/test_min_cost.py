@@ -30,26 +30,35 @@ class TestCost:
     def test_the_plain_form_that_candidates_are_compared_with_is_the_same(self, seed: int) -> None:
         """The policy itself is written for speed."""
         draw = Random(seed)
+        count = draw.choice([5, 40])
         workers = [
             worker(
                 slot,
                 running=draw.randrange(40),
                 waiting=draw.randrange(5),
-                queued_tokens=draw.randrange(9_000),
+                queued_tokens=draw.choice([0, draw.randrange(9_000)]),
                 max_running=32,
                 kv_tokens=100_000,
                 sketch_blocks=draw.randrange(1_500),
             )
-            for slot in range(5)
+            for slot in range(count)
         ]
         matched = [draw.choice([0, 4, 10]) for _ in workers]
-        users = {slot: draw.randrange(20) for slot in range(5) if matched[slot]}
+        users = {slot: draw.randrange(20) for slot in range(count) if matched[slot]}
         used_for_s = {slot: draw.choice([0.0, 0.004, 0.006, 1.0]) for slot, count in users.items() if count}
         view = request(640, matched)._replace(users=users, used_for_s=used_for_s)
         assert shape().rank(view, workers, Random(0)).costs == pytest.approx(rank(view, workers).costs)
 
     def test_what_waits_counts_for_half_where_nobody_else_has_a_queue(self) -> None:
         assert cost_of(request(640, [0, 0]), worker(0, queued_tokens=1_000), worker(1)) == [640 + 500, 640]
+
+    @pytest.mark.parametrize(("idle", "weight"), [(1, 1 / 2), (8, 1 / 2), (16, 2 / 3), (56, 7 / 8)])
+    def test_what_waits_counts_nearly_whole_where_more_are_idle_than_a_burst_takes(
+        self, idle: int, weight: float
+    ) -> None:
+        busy = worker(0, queued_tokens=1_000)
+        costs = cost_of(request(640, [0] * (idle + 1)), busy, *(worker(slot + 1) for slot in range(idle)))
+        assert costs == pytest.approx([640 + weight * 1_000] + [640] * idle)
 
     def test_what_waits_counts_less_the_more_waits_everywhere(self) -> None:
         view = request(640, [0] * 4)
