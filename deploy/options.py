@@ -11,6 +11,7 @@ import click
 
 from deploy.endpoints import Command
 from deploy.numbers import Number
+from loadtest.trace import ID_TOKENS
 
 
 class Several(click.ParamType[tuple[Any, ...]]):
@@ -50,6 +51,17 @@ def objective_options(command: Command) -> Command:
         help="and the others so many seconds apart on average.",
     )
     return within(apart(command))
+
+
+def id_tokens_option(command: Command) -> Command:
+    """Adds `--id-tokens`, of traces."""
+    return click.option(
+        "--id-tokens",
+        type=click.IntRange(min=1),
+        default=ID_TOKENS,
+        show_default=True,
+        help="Tokens that each hash id of a trace stands for.",
+    )(command)
 
 
 def report_option(command: Command) -> Command:

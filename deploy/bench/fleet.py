@@ -12,7 +12,7 @@ from deploy.local_fleet import FleetSpec, LocalFleet
 from loadtest.callers import Caller, GrpcCaller
 from loadtest.catalog import CATALOG, Size
 from loadtest.driver import unfit
-from loadtest.trace import Trace
+from loadtest.trace import ID_TOKENS, Trace
 from loadtest.workloads import Arrival, scaled
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
@@ -52,6 +52,7 @@ class Demand:
     seed: int = 0
     model: str = ""
     timeout_s: float | None = None
+    id_tokens: int = ID_TOKENS
 
     def asked_rate(self, target: Target) -> float | None:
         """Requests a second that were asked for, by the user or by the default; None: a trace's own times."""
@@ -88,7 +89,7 @@ class Demand:
             raise UnfitWorkload(
                 f"no workload is called {self.workload!r}, nor is there such a file; there are {', '.join(CATALOG)}"
             )
-        trace = Trace(path, self.speed, self.rate, max_requests=self.requests)
+        trace = Trace(path, self.speed, self.rate, max_requests=self.requests, id_tokens=self.id_tokens)
         return trace.arrivals(vocab_size=target.vocab_size, seed=self.seed)
 
 

@@ -21,7 +21,7 @@ from deploy.bench.fleet_results import RouterCost, Run, as_object, show, write_r
 from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
 from deploy.endpoints import endpoint_option
 from deploy.numbers import Number
-from deploy.options import json_option, objective_options, report_option
+from deploy.options import id_tokens_option, json_option, objective_options, report_option
 from deploy.progress import Progress as Told
 from loadtest.callers import Caller, CallFailed
 from loadtest.catalog import CATALOG
@@ -68,6 +68,7 @@ class _Asked:
     help=f"Requests a second; default: {RATE_OF_A_WORKER:g} a worker, and a trace's own.",
 )
 @click.option("--speed", type=Number(0, min_open=True), default=1.0, help="Replay a trace so many times as fast.")
+@id_tokens_option
 @click.option(
     "--lengths",
     type=Number(0, min_open=True),

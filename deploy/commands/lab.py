@@ -21,11 +21,11 @@ from deploy.lab.repetition import standings
 from deploy.lab.simulation import prepare
 from deploy.lab.tables import results_tables, seeds_table
 from deploy.numbers import Number
-from deploy.options import Several, json_option, objective_options, report_option
+from deploy.options import Several, id_tokens_option, json_option, objective_options, report_option
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
 from loadtest.statistics import Objective, Summary
-from loadtest.trace import ID_TOKENS, TraceError
+from loadtest.trace import TraceError
 from loadtest.workloads import Arrival
 from router.policies import POLICY_NAMES
 
@@ -55,13 +55,7 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
     help="Rate as a share of what the fleet could take with perfect caching. Not for traces.",
 )
 @click.option("--speed", type=Number(0, min_open=True), help="Replay a trace so many times as fast.")
-@click.option(
-    "--id-tokens",
-    type=click.IntRange(min=1),
-    default=ID_TOKENS,
-    show_default=True,
-    help="Tokens that each hash id of a trace stands for.",
-)
+@id_tokens_option
 @click.option(
     "--routers",
     type=Several(click.IntRange(1, 64)),
