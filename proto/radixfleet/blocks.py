@@ -24,6 +24,7 @@ BLOCK_SCHEME = 1
 _BLOCK_DTYPE = np.dtype(f"V{BLOCK_TOKENS * 4}")
 """A block as one opaque value: numpy cuts the tokens into `bytes` faster than slicing does."""
 _TOKEN_DTYPE = np.dtype("<u4")
+_HASH_DTYPE = np.dtype("<u8")
 _pack_u64 = struct.Struct("<Q").pack
 
 
@@ -46,8 +47,13 @@ def chain_hashes(parent: BlockHash, tokens: TokenArray) -> npt.NDArray[np.uint64
 
     `tokens`: uint32 (or int32, whose bytes are the same), one dimension. Returns len(tokens) // BLOCK_TOKENS hashes.
     """
+    return np.frombuffer(b"".join(chain_links(parent, tokens)), dtype=_HASH_DTYPE).astype(np.uint64)
+
+
+def chain_links(parent: BlockHash, tokens: TokenArray) -> list[bytes]:
+    """The same hashes, each as 8 bytes little-endian: what the next one begins with."""
     num_blocks = len(tokens) // BLOCK_TOKENS
     blocks = np.ascontiguousarray(tokens[: num_blocks * BLOCK_TOKENS], dtype=_TOKEN_DTYPE).view(_BLOCK_DTYPE).tolist()
-    digest = xxhash.xxh3_64_intdigest
-    chain: int = parent
-    return np.fromiter([(chain := digest(_pack_u64(chain) + block)) for block in blocks], np.uint64, num_blocks)
+    digest, pack = xxhash.xxh3_64_intdigest, _pack_u64
+    link = pack(parent)
+    return [(link := pack(digest(link + block))) for block in blocks]

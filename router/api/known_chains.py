@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from radixfleet.blocks import BLOCK_TOKENS, chain_hashes
+from radixfleet.blocks import BLOCK_TOKENS, chain_links
 from radixfleet.types import BlockHash, TokenArray
 from router.dispatch.request import HashArray
 
@@ -26,7 +26,7 @@ _PIECE_BYTES = _PIECE_TOKENS * 4
 
 class _Piece(NamedTuple):
     hashes: bytes
-    """Of its blocks, as uint64."""
+    """Of its blocks, one behind the other."""
     last: BlockHash
 
 
@@ -43,22 +43,21 @@ class KnownChains:
     def chain(self, seed: BlockHash, tokens: TokenArray) -> HashArray:
         """What `chain_hashes` says; `tokens` from the beginning of a prompt on."""
         data = np.ascontiguousarray(tokens, dtype="<u4").data.cast("B")
-        pieces = [data[begin : begin + _PIECE_BYTES] for begin in range(0, len(data) - _PIECE_BYTES + 1, _PIECE_BYTES)]
-        known: list[bytes] = []
-        parent = seed
-        for piece in pieces:
-            found = self._find(xxhash.xxh3_64_intdigest(piece, parent))
-            if found is None:
+        links: list[bytes] = []
+        parent, begin = seed, 0
+        for end in range(_PIECE_BYTES, len(data) + 1, _PIECE_BYTES):
+            piece = self._find(xxhash.xxh3_64_intdigest(data[begin:end], parent))
+            if piece is None:
                 break
-            known.append(found.hashes)
-            parent = found.last
-        rest = chain_hashes(parent, tokens[len(known) * _PIECE_TOKENS :])
-        for number, piece in enumerate(pieces[len(known) :]):
-            hashes = rest[number * PIECE_BLOCKS : (number + 1) * PIECE_BLOCKS]
-            learnt = _Piece(hashes.tobytes(), BlockHash(hashes.item(-1)))
-            self._keep(xxhash.xxh3_64_intdigest(piece, parent), learnt)
-            parent = learnt.last
-        return np.concatenate([np.frombuffer(b"".join(known), dtype=np.uint64), rest]) if known else rest
+            links.append(piece.hashes)
+            parent, begin = piece.last, end
+        rest = chain_links(parent, tokens[begin // 4 :])
+        for first in range(0, len(rest) - PIECE_BLOCKS + 1, PIECE_BLOCKS):
+            hashes = rest[first : first + PIECE_BLOCKS]
+            piece = _Piece(b"".join(hashes), BlockHash(int.from_bytes(hashes[-1], "little")))
+            self._keep(xxhash.xxh3_64_intdigest(data[begin : begin + _PIECE_BYTES], parent), piece)
+            parent, begin = piece.last, begin + _PIECE_BYTES
+        return np.frombuffer(b"".join(links + rest), dtype="<u8").astype(np.uint64, copy=False)
 
     def _find(self, key: int) -> _Piece | None:
         found = self._pieces.get(key)

@@ -189,7 +189,9 @@ class Sketch:
         if not self._close(lease):
             return
         output: list[int] = [] if output_hashes is None else output_hashes.tolist()
-        self._mark(lease.slot, lease.mirror.release(lease.blocks, output))
+        joined = lease.mirror.release(lease.blocks, output)
+        if joined:
+            self._mark(lease.slot, joined)
         self._clear(lease.slot, lease.mirror.trim())
 
     def abandon(self, lease: BlockLease) -> None:
