@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from radixfleet.clock import MonotonicClock
+from radixfleet.telemetry import setup_logging
 from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2, worker_pb2
 from tests.support.byte_tokenizer import byte_spec
@@ -121,6 +122,7 @@ async def steps(engine: FakeEngine, uids: list[int], router: Router) -> tuple[fl
 
 def child(streams: int) -> None:
     """One measurement, as JSON."""
+    setup_logging("error", json=False)
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         print(json.dumps(runner.run(measure(streams))))
 
