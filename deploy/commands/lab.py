@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.lab.comparison import Run, compare
-from deploy.lab.experiment import DEFAULT_REQUESTS, Experiment, ExperimentError
+from deploy.lab.experiment import DEFAULT_LOAD, DEFAULT_REQUESTS, Experiment, ExperimentError
 from deploy.lab.presets import PRESETS
 from deploy.lab.repetition import standings
 from deploy.lab.simulation import prepare
@@ -50,11 +50,12 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
 @click.option(
     "--load",
     type=Number(0, min_open=True),
-    default=0.7,
-    show_default=True,
-    help="Rate as a share of what the fleet could take with perfect caching. Not for traces.",
+    help="Rate as a share of what the fleet could take with perfect caching; "
+    f"default: {DEFAULT_LOAD}, and a trace as it was recorded.",
 )
-@click.option("--speed", type=Number(0, min_open=True), help="Replay a trace so many times as fast.")
+@click.option(
+    "--speed", type=Number(0, min_open=True), help="Replay a trace so many times as fast; or give --load or --rate."
+)
 @id_tokens_option
 @click.option(
     "--routers",
@@ -103,6 +104,7 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
     \b
     radixfleet lab
     radixfleet lab --workload zipf --workers 16 --policy min_cost,sglang,round_robin --report zipf.html
+    radixfleet lab --workload traffic.jsonl --load 0.8 --workers 32 --report traffic.html
     radixfleet lab --workload traffic.jsonl --speed 4 --gpu h100-8b,a100-8b --json
     radixfleet lab --workload working-set-1.5 --policy min_cost --truth deltas,receipts --routers 1,2
     radixfleet lab --workload bursts --workers 4 --requests 200 --policy min_cost,sglang,linear --seeds 8

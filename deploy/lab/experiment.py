@@ -18,6 +18,9 @@ from router.policies import POLICY_NAMES, Policy, make_policy
 
 VOCAB_SIZE = 32_000
 DEFAULT_REQUESTS = 2000
+DEFAULT_LOAD = 0.7
+_AT_ONCE_S = 0.001
+"""Requests that all come within such a time have no rate that would say anything."""
 
 _TRACES = (
     "a trace is a file with a JSON object a line: timestamp (ms), input_length, output_length, hash_ids; Mooncake's "
@@ -43,8 +46,10 @@ class Experiment:
     kv_tokens: int | None = None
     requests: int | None = None
     rate: float | None = None
-    load: float = 0.7
+    load: float | None = None
+    """Of what the fleet could take with perfect caching. None: `DEFAULT_LOAD`, and a trace as it was recorded."""
     speed: float | None = None
+    """Of a trace alone."""
     id_tokens: int = ID_TOKENS
     routers: tuple[int, ...] = (1,)
     """Each policy is run with each number of routers, ..."""
@@ -74,15 +79,22 @@ class Experiment:
     def arrivals(self) -> list[Arrival]:
         """The requests. Raises ExperimentError, TraceError, or OSError for a file that cannot be read."""
         if self.workload in CATALOG:
+            if self.speed is not None:
+                raise ExperimentError(f"--speed is for traces; {self.workload} is generated: give --load or --rate")
             return self._generated()
+        given = [f"--{name}" for name in ("rate", "load", "speed") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ExperimentError(f"a trace is replayed by one of --rate, --load and --speed, not by {_listed(given)}")
         path = Path(self.workload)
         if not path.is_file():
             raise ExperimentError(
                 f"no workload is called {self.workload!r}, nor is there such a file; there are {', '.join(CATALOG)}; "
                 + _TRACES
             )
-        trace = Trace(path, self.speed or 1.0, self.rate, max_requests=self.requests, id_tokens=self.id_tokens)
-        return trace.arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
+        recorded = self._replayed(path, self.rate)
+        if self.load is None:
+            return recorded
+        return self._replayed(path, self.load * requests_per_s(self.presets(), recorded))
 
     def variants(self) -> list[Variant]:
         """What is to be compared. Raises ExperimentError."""
@@ -116,7 +128,7 @@ class Experiment:
             "tokens": f"prompts {_spread(prompts)}; answers {_spread(answers)}",
             "fleet": f"{self.workers} workers: " + "; ".join(f"{name} ({it.source})" for name, it in kinds.items()),
             "KV pool": "; ".join(f"{it.kv_tokens:,} tokens" for it in kinds.values()) + " a worker",
-            "offered load": f"{offered_load(presets, arrivals):.2f} of what the fleet could do with perfect caching",
+            "offered load": _offered(presets, arrivals),
             "routers": f"{_either(self.routers)}, know caches by {_either(self.truths)}, "
             f"reports {self.report_delay_s:g} s late",
         }
@@ -131,9 +143,13 @@ class Experiment:
         )
         if self.rate is None and entry.has_rate:
             probe = entry.make(size).arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
-            rate = self.load * requests_per_s(presets, probe)
+            rate = (DEFAULT_LOAD if self.load is None else self.load) * requests_per_s(presets, probe)
             size = Size(size.num_workers, size.kv_tokens, size.num_requests, rate)
         return entry.make(size).arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
+
+    def _replayed(self, path: Path, rate: float | None) -> list[Arrival]:
+        trace = Trace(path, self.speed or 1.0, rate, max_requests=self.requests, id_tokens=self.id_tokens)
+        return trace.arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
 
 
 def offered_load(presets: Sequence[Preset], arrivals: Sequence[Arrival]) -> float:
@@ -144,7 +160,17 @@ def offered_load(presets: Sequence[Preset], arrivals: Sequence[Arrival]) -> floa
 
 def _rate(arrivals: Sequence[Arrival]) -> str:
     until_s = arrivals[-1].at_s
-    return f"{len(arrivals) / until_s:.1f} a second" if until_s else "all at once"
+    return f"{len(arrivals) / until_s:,.1f} a second" if until_s > _AT_ONCE_S else "all at once"
+
+
+def _offered(presets: Sequence[Preset], arrivals: Sequence[Arrival]) -> str:
+    if arrivals[-1].at_s <= _AT_ONCE_S:
+        return "all that there is, at once"
+    return f"{offered_load(presets, arrivals):,.2f} of what the fleet could do with perfect caching"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]))
 
 
 def _either(values: Sequence[object]) -> str:

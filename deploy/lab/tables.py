@@ -41,11 +41,10 @@ def _latencies(summaries: Sequence[Summary]) -> Table:
     table = _table("times", "TTFT s", "p50", "p90", "p99", "ms a token p50", "p90", "p99")
     for summary in summaries:
         ttft, gap = summary.ttft_s, summary.inter_token_s
-        table.add_row(
-            summary.policy,
-            *(number(seconds) for seconds in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)),
-            *(number(1000 * seconds) for seconds in (gap.p50, gap.p90, gap.p99)),
-        )
+        times = [number(seconds) for seconds in (ttft.mean, ttft.p50, ttft.p90, ttft.p99)]
+        times += [number(1000 * seconds) for seconds in (gap.p50, gap.p90, gap.p99)]
+        # No answer took no time.
+        table.add_row(summary.policy, *(times if ttft.p99 else ["-"] * len(times)))
     return table
 
 

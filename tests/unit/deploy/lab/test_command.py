@@ -44,6 +44,55 @@ def test_replays_a_trace(tmp_path: Path):
     assert json.loads(result.stdout)["requests"] == 12
 
 
+def _trace_of(path: Path, *input_lengths: int) -> str:
+    lines = [
+        {"timestamp": 100 * i, "input_length": tokens, "output_length": 5, "hash_ids": list(range(-(-tokens // 512)))}
+        for i, tokens in enumerate(input_lengths)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+def test_a_trace_comes_as_fast_as_gives_the_fleet_the_load(tmp_path: Path):
+    trace = _trace_of(tmp_path / "t.jsonl", *[600] * 12)
+    for workers in ("1", "4"):
+        arguments = ["--workload", trace, "--workers", workers, "--load", "0.8", "--policy", "min_cost", "--json"]
+        facts = json.loads(CliRunner().invoke(lab, arguments).stdout)["facts"]
+        assert facts["offered load"].startswith("0.80 of "), facts
+
+
+def test_a_trace_that_is_one_request_or_comes_at_once_has_no_rate(tmp_path: Path):
+    one, many = _trace_of(tmp_path / "one.jsonl", 700), _trace_of(tmp_path / "many.jsonl", *[700] * 5)
+    for arguments in ([one], [one, "--load", "0.5"], [many, "--speed", "1e15"]):
+        result = CliRunner().invoke(lab, ["--workload", *arguments, "--policy", "min_cost"])
+        assert result.exit_code == 0, result.output
+        assert result.stdout.count("at once") == 2, result.stdout
+        assert "inf" not in result.stdout
+
+
+def test_where_nothing_is_answered_there_are_no_times(tmp_path: Path):
+    trace = _trace_of(tmp_path / "long.jsonl", 200_000)
+    printed = CliRunner().invoke(lab, ["--workload", trace, "--policy", "min_cost"]).stdout
+    times = printed.partition("TTFT s")[2].splitlines()[1]
+    assert times.split() == ["min_cost", *"-------"]
+    assert "min_cost: the prompt has 200000 tokens" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workload", "zipf", "--speed", "2"], "--speed is for traces"),
+        (["--workload", "TRACE", "--speed", "2", "--load", "0.5"], "not by --load and --speed"),
+        (["--workload", "TRACE", "--rate", "2", "--load", "0.5", "--speed", "2"], "not by --rate, --load and --speed"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, arguments: list[str], said: str):
+    trace = _trace_of(tmp_path / "t.jsonl", 600)
+    result = CliRunner().invoke(lab, [each.replace("TRACE", trace) for each in arguments])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
 def test_compares_what_routers_know_and_how_many_there_are(tmp_path: Path):
     """And each row says what hits were lost to."""
     page = tmp_path / "r.html"
