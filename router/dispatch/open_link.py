@@ -25,8 +25,10 @@ from router.dispatch.inbox import Inbox
 from router.dispatch.link import LinkFailure, Reply, broken, failure_of, reply_of
 from router.dispatch.request import PreparedRequest
 
-CREDIT = 32
-"""Messages of one request that may be on the way. Half of it is given back at a time."""
+CREDIT = 64
+"""Messages of one request that may be on the way. Half of it is given back at a time, by a frame for 32 tokens, which
+costs both sides about as much as a token does.
+"""
 
 _Stream: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.RouterFrame, worker_pb2.WorkerFrame]"
 
