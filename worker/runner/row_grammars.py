@@ -72,7 +72,9 @@ class RowGrammars:
         self._rows: dict[int, _Row] = {}
         self._causes: dict[int, str] = {}
         """Rows whose grammar cannot be followed, and why."""
-        self._shifts = torch.arange(8, dtype=torch.uint8, device=device)
+        bits = torch.arange(256)[:, None] >> torch.arange(8) & 1
+        self._bounds = torch.where(bits == 1, torch.inf, -torch.inf).to(device)
+        """What the logits of eight tokens are held to, by a byte of a mask: float32 [256, 8]."""
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._causes)
@@ -122,10 +124,9 @@ class RowGrammars:
         for future in masks.work:
             future.result()
         packed = upload(masks.words.view(np.uint8), self._device)
-        bits = (packed[:, :, None] >> self._shifts) & 1
-        allowed = bits.view(len(packed), -1)[:, : self._vocab_size].bool()
+        bounds = self._bounds.index_select(0, packed.view(-1).int()).view(len(packed), -1)[:, : self._vocab_size]
         where = upload_indices(np.array(masks.indices), self._device)
-        logits[where] = logits[where].masked_fill_(~allowed, -torch.inf)
+        logits[where] = logits[where].minimum(bounds)
 
     def accept(self, rows: Int32Array, token_ids: Sequence[int], failed: Sequence[bool]) -> Accepted:
         """The answers go on with the sampled tokens; rows that failed do not."""
