@@ -2,7 +2,8 @@
 
 Wall time of one thread in bursts of a few requests, the best of many, so that other work on the machine matters little.
 A choice is made of a fleet in which one worker has changed since the last one, as it has behind every booking. Beside
-it stand hashing, taking in that change (a new view of the worker included), and booking.
+it stand the same while one worker drains, hashing, taking in that change (a new view of the worker included), and
+booking.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import itertools
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
 import numpy as np
 
 from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes, seed_hash
-from radixfleet.types import WorkerId
+from radixfleet.types import WorkerId, WorkerStatus
 from router.fleet_view import FleetView
 from router.index import Sketch
 from router.index.sketch import NO_BLOCKS
@@ -93,17 +95,22 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
     fleet, turn = FleetView(views), itertools.count()
     others = [worker_view(slot, random) for slot in range(num_workers)]
 
-    def replace(_: HashArray) -> None:
-        number = next(turn)
-        slot = number % num_workers
-        fleet.replace(slot, (views, others)[number // num_workers % 2][slot])
+    def choice_us(fleet: FleetView) -> float:
+        """Among workers of which the last one's figures stay as they are."""
 
-    def choose(hashes: HashArray) -> None:
-        replace(hashes)
-        matched = sketch.match(hashes)
-        users, used_for_s = sketch.users(hashes, matched), sketch.used_for_s(hashes, matched)
-        view = RequestView(num_blocks * BLOCK_TOKENS, hashes, matched, users, used_for_s)
-        policy.rank(view, fleet, random)
+        def change_one(_: HashArray) -> None:
+            number = next(turn)
+            slot = number % (num_workers - 1)
+            fleet.replace(slot, (views, others)[number // (num_workers - 1) % 2][slot])
+
+        def choose(hashes: HashArray) -> None:
+            change_one(hashes)
+            matched = sketch.match(hashes)
+            users, used_for_s = sketch.users(hashes, matched), sketch.used_for_s(hashes, matched)
+            view = RequestView(num_blocks * BLOCK_TOKENS, hashes, matched, users, used_for_s)
+            policy.rank(view, fleet, random)
+
+        return burst_us(choose, asked) - burst_us(change_one, asked)
 
     def change(_: HashArray) -> None:
         slot = next(turn) % num_workers
@@ -113,12 +120,14 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
         sketch.end(sketch.book(next(turn) % num_workers, hashes, num_blocks * BLOCK_TOKENS))
 
     match_us = burst_us(sketch.match, asked)
-    choose_us = burst_us(choose, asked) - burst_us(replace, asked)
+    choose_us = choice_us(fleet)
+    draining = replace(views[-1], status=WorkerStatus.DRAINING)
     figures = (
         burst_us(lambda _: chain_hashes(seed, tokens), asked),
         match_us,
         choose_us - match_us,
         choose_us,
+        choice_us(FleetView([*views[:-1], draining])),
         burst_us(change, asked),
         burst_us(book, asked),
     )
@@ -178,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--choices", action="store_true", help="the first table alone")
     arguments = parser.parse_args()
-    print("microseconds          hashing        match        score  match+score  new figures     book+end")
+    print("microseconds          hashing        match        score  match+score      one out  new figures     book+end")
     print("workers  tokens")
     for num_workers in (2, 4, 16, 64, 1_000):
         for num_blocks in (64, 512):
