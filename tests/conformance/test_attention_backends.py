@@ -445,7 +445,7 @@ def test_no_request_waits_for_the_compiler(monkeypatch: pytest.MonkeyPatch, dete
     monkeypatch.setattr(triton, "num_processors", lambda _device: 132)
     cases = [make_case(sequences) for sequences in ([(700, 1)], [(600, 1)] * 9, [(15, 1)], [(0, 40), (90, 1)])]
     config = replace(load_config(tiny_model()), num_heads=6, num_kv_heads=2, head_dim=16)
-    backend = triton.TritonBackend(config, 16, deterministic=deterministic)
+    backend = triton.TritonBackend(config, 16, torch.float32, deterministic=deterministic)
     backend.compile(torch.float32, torch.device("cpu"))
     compiled = set(seen)
     assert len(compiled) == (2 if deterministic else 2 * (1 + 6) + 5), "attend_blocks for both layouts of queries"

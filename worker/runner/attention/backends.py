@@ -147,7 +147,7 @@ def _make_triton(needs: AttentionNeeds) -> AttentionBackend:
         from worker.runner.attention.triton_backend import TritonBackend
     except ImportError as error:
         raise _Unavailable(f"{error} (pip install 'radixfleet[gpu]')") from error
-    return TritonBackend(needs.config, needs.page_size, deterministic=needs.deterministic)
+    return TritonBackend(needs.config, needs.page_size, needs.dtype, deterministic=needs.deterministic)
 
 
 def _make_sdpa(needs: AttentionNeeds) -> AttentionBackend:

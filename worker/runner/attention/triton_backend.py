@@ -1,7 +1,7 @@
 """Attention by our own Triton kernels, over the page table in place: any page size and head size, float32 and 16 bits.
 
 decoding sequences    one block each; where they are too few to occupy the device, their keys are split
-other sequences       blocks of some 64 rows: as many tokens as there are rows for their heads
+other sequences       blocks of some 64 rows, 32 in float32: as many tokens as there are rows for their heads
 deterministic         all sequences in blocks of one shape, nothing split: see `triton_kernels`
 """
 
@@ -25,8 +25,8 @@ from worker.runner.devices import num_processors
 _LEAST_ROWS = 16
 """Rows and columns of the smallest matrices that the kernels' products take."""
 _MAX_SPLITS = 32
-_LEAST_TILES = 4
-"""Tiles of keys that make a split worth its while."""
+_LEAST_KEYS = 128
+"""That make a split worth its while; half as many where a head has more than 128 elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,12 @@ class TritonBackend:
 
     name = "triton"
 
-    def __init__(self, config: ModelConfig, page_size: int, *, deterministic: bool) -> None:
+    def __init__(self, config: ModelConfig, page_size: int, dtype: torch.dtype, *, deterministic: bool) -> None:
         self._num_kv_heads = config.num_kv_heads
         self._group = config.num_heads // config.num_kv_heads
         self._head_dim = config.head_dim
         self._page_size = page_size
+        self._dtype = dtype
         self._deterministic = deterministic
         self._batch: PagedBatch | None = None
         self._launches: list[_Launch] = []
@@ -91,7 +92,8 @@ class TritonBackend:
     @property
     def _prompt_shape(self) -> tuple[int, int]:
         """Tokens and rows of a block."""
-        rows = _power_of_two(max(32 if self._head_dim > 128 or self._deterministic else 64, self._group))
+        rows = _tile_rows(self._head_dim, self._dtype)
+        rows = _power_of_two(max(min(rows, 32) if self._deterministic else rows, self._group))
         return rows // self._group, rows
 
     @property
@@ -101,7 +103,7 @@ class TritonBackend:
     def _num_splits(self, num_sequences: int, longest: int, device: torch.device) -> int:
         """A power of two, as each number of splits is compiled for itself."""
         wanted = 2 * num_processors(device) // (num_sequences * self._num_kv_heads)
-        possible = longest // (_LEAST_TILES * _tile_columns(self._head_dim, torch.float32))
+        possible = longest // (_LEAST_KEYS if self._head_dim <= 128 else _LEAST_KEYS // 2)
         return 1 << (max(1, min(wanted, possible, _MAX_SPLITS)).bit_length() - 1)
 
     def compile(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -208,10 +210,22 @@ def _cut(
     )
 
 
+def _tile_rows(head_dim: int, dtype: torch.dtype) -> int:
+    """Rows of a block: as many as registers hold the sums of. Without tensor cores, as in float32, products take
+    registers as well: with twice the rows or columns, hundreds of bytes a thread go to memory and back.
+    """
+    if dtype == torch.float32:
+        return 32 if head_dim <= 128 else 16
+    return 64 if head_dim <= 128 else 32
+
+
 def _tile_columns(head_dim: int, dtype: torch.dtype) -> int:
-    """Keys in a tile: K and V of two tiles, and the block's queries, fit the shared memory of small GPUs."""
-    columns = 32 if dtype == torch.float32 else 64
-    return columns // 2 if head_dim > 128 else columns
+    """Keys in a tile: K and V of two tiles, and the block's queries, fit the shared memory of small GPUs. For float32
+    see `_tile_rows`.
+    """
+    if dtype == torch.float32:
+        return 32 if head_dim <= 64 else 16
+    return 64 if head_dim <= 128 else 32
 
 
 def _power_of_two(n: int) -> int:

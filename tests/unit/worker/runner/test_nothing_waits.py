@@ -54,7 +54,7 @@ def flash(form: Form) -> Callable[[ModelConfig], AttentionBackend]:
 
 def triton(config: ModelConfig, *, deterministic: bool = False) -> AttentionBackend:
     module = pytest.importorskip("worker.runner.attention.triton_backend")
-    return module.TritonBackend(config, PAGE, deterministic=deterministic)  # type: ignore[no-any-return]
+    return module.TritonBackend(config, PAGE, torch.bfloat16, deterministic=deterministic)  # type: ignore[no-any-return]
 
 
 class Nowhere:

@@ -125,5 +125,5 @@ def test_the_trial_runs_keys_split_in_every_number_that_may_come(monkeypatch: py
 
     monkeypatch.setattr(triton, "num_processors", lambda _device: 132)
     config = shape(num_heads=32, num_kv_heads=8, head_dim=128)
-    try_attention(Launching(config, 16, deterministic=False), config, 16, torch.bfloat16, CPU)
+    try_attention(Launching(config, 16, torch.bfloat16, deterministic=False), config, 16, torch.bfloat16, CPU)
     assert set(splits) == {1, 2, 4, 8, 16, 32}
