@@ -127,8 +127,8 @@ class PageAllocator:
         if low <= PADDING_PAGE or high >= self.num_pages:
             raise PageError(f"freed pages {low}..{high} are not all in 1..{self.num_pages - 1}")
         freed_already = self._is_free[ordered]
-        if freed_already.any():
+        if np.count_nonzero(freed_already):
             raise PageError(f"page {int(ordered[freed_already][0])} is freed twice")
         repeated = ordered[1:] == ordered[:-1]
-        if repeated.any():
+        if np.count_nonzero(repeated):
             raise PageError(f"page {int(ordered[1:][repeated][0])} is freed twice in one call")

@@ -43,7 +43,7 @@ class Settling:
             for piece, note in zip(pieces, notes_of(result, pieces), strict=True):
                 self._fail(piece, note, given_up, ran_out=ran_out)
             return
-        if result.logprobs is not None or result.ended or result.causes or result.failed.any():
+        if result.logprobs is not None or result.ended or result.causes or np.count_nonzero(result.failed):
             self._settle_each(launched.pieces, result, notes_of(result, launched.pieces), first=0)
             return
         num_decodes = len(launched.decodes.rows)
@@ -54,7 +54,7 @@ class Settling:
         """Decodes of which nothing but a token is told: what all of them share at once, then token by token."""
         rows, requests, starts = decodes.rows, decodes.requests, decodes.starts
         goes_on = (self._rows.is_decoding[rows] > 0) & (self._rows.stale_steps[rows] == 0)
-        if not goes_on.all():
+        if np.count_nonzero(goes_on) < len(rows):
             for index in np.flatnonzero(~goes_on).tolist():
                 self._settle(decodes.piece(index), token_ids[index], _NOTHING, has_failed=False)
             rows, starts = rows[goes_on], starts[goes_on]
