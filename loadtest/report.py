@@ -39,6 +39,12 @@ _NOTE = (
     "pointer."
 )
 
+
+def _time(summary: Summary, time: float) -> str:
+    """No answer took no time."""
+    return number(time) if summary.ttft_s.p99 else "-"
+
+
 _FIGURES: Mapping[str, Callable[[Summary], str]] = {
     "hit rate": lambda s: f"{s.hit_rate:.3f}",
     "predicted": lambda s: f"{s.predicted_rate:.3f}",
@@ -49,13 +55,13 @@ _FIGURES: Mapping[str, Callable[[Summary], str]] = {
     "gone": lambda s: f"{s.split.gone:.3f}",
     "new": lambda s: f"{s.split.new:.3f}",
     "predictions off": lambda s: f"{100 * s.request_prediction_error:.1f} %",
-    "TTFT s, mean": lambda s: number(s.ttft_s.mean),
-    "p50": lambda s: number(s.ttft_s.p50),
-    "p90": lambda s: number(s.ttft_s.p90),
-    "p99": lambda s: number(s.ttft_s.p99),
-    "between tokens ms, p50": lambda s: number(1000 * s.inter_token_s.p50),
-    "p90 ": lambda s: number(1000 * s.inter_token_s.p90),
-    "p99 ": lambda s: number(1000 * s.inter_token_s.p99),
+    "TTFT s, mean": lambda s: _time(s, s.ttft_s.mean),
+    "p50": lambda s: _time(s, s.ttft_s.p50),
+    "p90": lambda s: _time(s, s.ttft_s.p90),
+    "p99": lambda s: _time(s, s.ttft_s.p99),
+    "between tokens ms, p50": lambda s: _time(s, 1000 * s.inter_token_s.p50),
+    "p90 ": lambda s: _time(s, 1000 * s.inter_token_s.p90),
+    "p99 ": lambda s: _time(s, 1000 * s.inter_token_s.p99),
     "output tokens/s": lambda s: number(s.output_tokens_per_s),
     "answered/s": lambda s: number(s.requests_per_s),
     "within the objective/s": lambda s: number(s.goodput),

@@ -49,7 +49,8 @@ over this form's:
 - u/3 after 5 ms in place of 5 u/4 F: 1.04 on the hot prefix at 4 workers.
 Then 8/i, seeds 1 and 2 (64 workers: 301), where the form before had Q counted for half wherever nobody waits:
 - The form before: 1.05 and 1.14 of this form's time to first token in bursts on 16 and 64 workers at load 0.6 (hit rate
-  0.81, here 0.72 and 0.55), where siblings waited for each other while others were idle; 1.00 elsewhere.
+  0.81, here 0.72 and 0.55), where siblings waited for each other while others were idle. Elsewhere 0.99 to 1.00 on 16;
+  on 64, seed 101, 1.00, but 0.97 and 0.98 on working-set-0.5 at loads 0.9 and 1.1, and 1.02 on 0.75 at 0.9.
 - 1/i in place of 8/i: 0.91 and 0.95 in those bursts, but 1.01 to 1.02 on working-set-0.5, 0.98 of the output tokens a
   second on shared prefixes at load 1.1, and bursts are torn on four workers (hit rate 0.76 of 0.86).
 - The square of the busy workers over the idle: 0.94 and 1.00 in bursts, and 1.01 to 1.03 on working-set-0.5.

@@ -72,7 +72,9 @@ def test_a_trace_that_is_one_request_or_comes_at_once_has_no_rate(tmp_path: Path
 
 def test_where_nothing_is_answered_there_are_no_times(tmp_path: Path):
     trace = _trace_of(tmp_path / "long.jsonl", 200_000)
-    printed = CliRunner().invoke(lab, ["--workload", trace, "--policy", "min_cost"]).stdout
+    page = tmp_path / "r.html"
+    printed = CliRunner().invoke(lab, ["--workload", trace, "--policy", "min_cost", "--report", str(page)]).stdout
+    assert page.read_text().count("<td>-</td>") == 7
     times = printed.partition("TTFT s")[2].splitlines()[1]
     assert times.split() == ["min_cost", *"-------"]
     assert "min_cost: the prompt has 200000 tokens" in printed
