@@ -87,7 +87,8 @@ Mooncake trace on 4 at 1.1 0.95 +- 0.02 (10 stretches). To compute each sibling 
 the best there on some seeds (0.9 of ours on 16 workers), takes 1.4 to 5 times as long on others, when bursts meet.
 On 64 workers at load 0.6 the predicted time to first token is ahead on a cold hot prefix while each worker has had no
 more than 15 requests: 1.05 +- 0.015 (seeds 301 to 303), for most of what counts there are the first copies. With 60
-requests a worker it is behind.
+requests a worker it is behind. At load 1.1 llm-d's filter is, on working-set-0.75: 1.06 on seed 101, for 0.79 of our
+output tokens a second.
 """
 
 from __future__ import annotations
