@@ -7,11 +7,12 @@ import itertools
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import structlog
 
-from radixfleet.errors import RadixfleetError, Unavailable
+from radixfleet.errors import InternalError, RadixfleetError, Unavailable
 from radixfleet.types import Grammar, Incarnation, WorkerStatus
 from worker.core.messages import (
     Abort,
@@ -167,8 +168,8 @@ class Conversation(ABC):
 
     def _abandon(self, stream: RequestStream) -> None:
         """The reader of a stream went away: end the request, and let the engine's answer find nobody."""
-        del self._streams[stream.uid]
-        self._send(Abort(stream.uid))
+        if self._streams.pop(stream.uid, None) is not None:
+            self._send(Abort(stream.uid))
 
     def _hear(self, message: EngineMessage) -> None:
         """Act on what the engine says."""
@@ -212,7 +213,18 @@ class Conversation(ABC):
                 stream.feed(ended)
                 fed[ended.uid] = stream
         for stream in fed.values():
+            self._tell(stream)
+
+    def _tell(self, stream: RequestStream) -> None:
+        """Have the listener take what the stream was fed. One that raises fails its own request, and hears of that."""
+        try:
             stream.tell()
+        except Exception:
+            log.exception("a listener to a request raised", uid=stream.uid)
+            self._abandon(stream)
+            stream.fail(InternalError("internal error"))
+            with suppress(Exception):  # logged already, and nobody else is to be told
+                stream.tell()
 
     def _enter(self, status: WorkerStatus, message: str = "", *, final: bool = False) -> None:
         """Change the status, and say so."""
@@ -233,10 +245,12 @@ class Conversation(ABC):
         self._enter(WorkerStatus.FAILED, why, final=True)
 
     def _fail_requests(self, error: RadixfleetError) -> None:
-        """End all that wait for the engine."""
+        """End all that wait for the engine, and then tell: a listener may close other streams of its request."""
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.fail(error)
+        for stream in streams.values():
+            self._tell(stream)
         answers: list[asyncio.Future[Any]] = [*self._flushes.values(), *self._preparations.values()]
         for answer in answers:
             if not answer.done():

@@ -111,12 +111,11 @@ class RequestStream(AsyncIterator[Progress]):
         self._wakeup.set()
 
     def fail(self, error: RadixfleetError) -> None:
-        """End the stream with an error that the engine itself can no longer send. For the handle only."""
+        """End the stream with an error that the engine itself does not send. For the handle only, which then tells."""
         if self._open:
             self._open = False
             self._error = error
             self._wakeup.set()
-            self.tell()
 
     def tell(self) -> None:
         """The listener, if there is one, is to take what was fed. For the handle only."""
@@ -124,7 +123,10 @@ class RequestStream(AsyncIterator[Progress]):
             self._listener()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called when there is something to `take`: at once, if there is already. It may not raise."""
+        """Have `listener` called when there is something to `take`: at once, if there is already.
+
+        It should not raise: its request then fails, and it is called once more.
+        """
         self._listener = listener
         if self._has_news or self._error is not None:
             listener()

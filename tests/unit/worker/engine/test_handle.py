@@ -164,6 +164,8 @@ async def test_a_listener_hears_of_an_engine_that_is_lost_once(stream: RequestSt
     stream.listen(lambda: told.append("told"))
     stream.feed(Output(1, 7))
     stream.fail(Unavailable("lost"))
+    assert not told, "the handle tells, when all streams have failed"
+    stream.tell()
     assert told == ["told"]
     progress = stream.take()
     assert progress is not None

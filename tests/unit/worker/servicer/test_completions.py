@@ -11,7 +11,7 @@ import pytest
 
 from radixfleet.channel import open_channel
 from radixfleet.client import Client
-from radixfleet.errors import InternalError, InvalidRequest
+from radixfleet.errors import InternalError, InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2_grpc
 from tests.support.answers import read_failure, request
@@ -92,6 +92,29 @@ async def test_an_error_of_one_completion_ends_all() -> None:
         assert kinds in ([], ["started"])
         await until(lambda: not engine.num_open)
         assert set(engine.aborted_uids) == {submit.uid, submit.children[1].uid}
+
+
+@pytest.mark.parametrize("how", ["crash", "stop"])
+async def test_a_lost_engine_ends_several_completions_and_the_requests_behind_them(how: str) -> None:
+    """Behaviour 43: the first of the completions that hears of it ends its siblings, and nobody is left waiting."""
+    engine = FakeEngine()
+    async with sim_worker(engine=engine, serving=False) as worker, open_channel(worker.address) as channel:
+        engine.become_ready()
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        reading: list[asyncio.Task[tuple[list[str], RadixfleetError]]] = []
+        for n in (3, 1):
+            reading.append(asyncio.create_task(read_failure(stub.Generate(request([1, 2], n=n)))))
+            await until(lambda: len(engine.submits) == len(reading))
+        engine.admit(engine.submits[0].uid)
+        if how == "crash":
+            engine.crash()
+        else:
+            await engine.stop()
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(*reading)
+        assert [type(error) for _, error in outcomes] == [Unavailable, Unavailable]
+        await until(lambda: not len(worker.requests))
+        assert engine.aborted_uids == []
 
 
 async def test_a_client_that_goes_away_ends_all_completions() -> None:
