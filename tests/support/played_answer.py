@@ -14,7 +14,7 @@ class PlayedAnswer:
     """Says what it is told to say. See `worker.servicer.link.Answer`."""
 
     def __init__(self) -> None:
-        self.waiting: deque[inference_pb2.GenerateResponse] = deque()
+        self.waiting: deque[inference_pb2.GenerateResponse | Exception] = deque()
         """Said, and not taken."""
         self.error: Exception | None = None
         self._ended = False
@@ -37,11 +37,15 @@ class PlayedAnswer:
         listener()
 
     def take(self, response: inference_pb2.GenerateResponse) -> None:
-        """The next message."""
-        response.CopyFrom(self.waiting.popleft())
+        """The next message. Raises, with half of one made, what it was told to say of that kind."""
+        said = self.waiting.popleft()
         self._taken.set()
+        if isinstance(said, Exception):
+            response.delta.text = "half"
+            raise said
+        response.CopyFrom(said)
 
-    def say(self, response: inference_pb2.GenerateResponse) -> None:
+    def say(self, response: inference_pb2.GenerateResponse | Exception) -> None:
         """One more message."""
         self.waiting.append(response)
         self._tell()

@@ -4,13 +4,14 @@
     engine's message --> Answer --listener--> _ready --> frames, each with all that there is credit for
 
 The one writer takes messages from the answers when the frame before is on its way, so what comes meanwhile is joined
-where it waits (see `generation`). Without credit nothing is taken, so a slow reader costs memory bounded by its own
-answer, and holds up nobody else.
+where it waits (see `generation`). It takes one message of each request in turn. Without credit nothing is taken, so a
+slow reader costs memory bounded by its own answer, and holds up nobody else; nor does an answer that raises.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,10 @@ from radixfleet.tracing import carried as carrying
 from radixfleet.v1 import inference_pb2, worker_pb2
 
 FRAME_BYTES = 1024**2
-"""A frame is sent when it has so many; a message that is larger goes alone."""
+"""A frame has at most so many, or is one message that is larger."""
+
+_HEADER_BYTES = 6
+"""Of a message in a frame, at most: its field, and its length below 32 GiB."""
 
 TimeRemaining: TypeAlias = Callable[[], float | None]
 """Seconds until the client's deadline; None: it has none."""
@@ -105,11 +109,13 @@ class _Carried:
     answer: Answer | None = None
     task: asyncio.Task[None] | None = None
     expiry: asyncio.TimerHandle | None = None
+    fault: Exception | None = None
+    """What its answer raised when a message was taken."""
 
     def next_in(self, frame: worker_pb2.WorkerFrame) -> worker_pb2.LinkReply | None:
         """Put the next message into `frame`, if there is one, and credit for it."""
         answer = self.answer
-        if answer is None:  # credit came before it was started
+        if answer is None:  # it was not started yet, or says nothing more
             return None
         if not self.credit or not answer.has_message:
             if answer.is_over:
@@ -117,9 +123,21 @@ class _Carried:
             return None
         self.credit -= 1
         reply = frame.replies.add(number=self.number)
-        answer.take(reply.response)
+        try:
+            answer.take(reply.response)
+        except Exception as error:  # noqa: BLE001  told to the client; the link's other requests go on
+            del frame.replies[-1]
+            self.fault, self.answer = error, None
+            self.sent.set()
+            return None
         self.is_whole = reply.response.finished.HasField("usage")
         return reply
+
+    def cancel(self) -> None:
+        """It is to end, and says nothing more."""
+        self.answer = None
+        if self.task is not None:
+            self.task.cancel()
 
 
 class _Link:
@@ -129,8 +147,9 @@ class _Link:
         self._running = running
         self._clock = clock
         self._carried: dict[int, _Carried] = {}
-        self._ready: dict[int, _Carried] = {}
-        self._failures: list[worker_pb2.LinkReply] = []
+        self._ready: OrderedDict[int, _Carried] = OrderedDict()
+        """In the order of their turns."""
+        self._failures: deque[worker_pb2.LinkReply] = deque()
         """Of requests that send nothing more."""
         self._news = asyncio.Event()
         self._ended = False
@@ -175,8 +194,8 @@ class _Link:
                 self._is_ready(carried)
         for number in frame.cancels:
             carried = self._carried.get(number)
-            if carried is not None and carried.task is not None:
-                carried.task.cancel()
+            if carried is not None:
+                carried.cancel()
 
     def _start(self, start: worker_pb2.LinkStart) -> None:
         number, timeout_s = start.number, start.timeout_s if start.HasField("timeout_s") else None
@@ -189,7 +208,7 @@ class _Link:
         with carrying((("traceparent", start.traceparent), ("tracestate", start.tracestate))):
             task = asyncio.create_task(self._carry(carried, start.request, time_remaining), name=f"link {number}")
         if timeout_s is not None:
-            carried.expiry = asyncio.get_running_loop().call_later(max(0.0, timeout_s), task.cancel)
+            carried.expiry = asyncio.get_running_loop().call_later(max(0.0, timeout_s), carried.cancel)
         carried.task = task
         task.add_done_callback(lambda _: self._forget(number))
 
@@ -209,7 +228,7 @@ class _Link:
                 carried.answer = answer
                 answer.listen(partial(self._is_ready, carried))
                 await carried.sent.wait()
-                error = answer.error
+                error = carried.fault or answer.error
         except Exception as raised:  # noqa: BLE001  the edge: every error becomes a status
             error = raised
         if error is not None or not carried.is_whole:
@@ -223,17 +242,29 @@ class _Link:
     def _frames(self) -> Iterator[worker_pb2.WorkerFrame]:
         """All that is ready, in frames of bounded size."""
         frame, size = worker_pb2.WorkerFrame(), 0
-        while self._ready:
-            carried = self._ready.pop(next(iter(self._ready)))
-            while (reply := carried.next_in(frame)) is not None:
-                size += reply.ByteSize()
-                if size >= FRAME_BYTES:
-                    yield frame
-                    frame, size = worker_pb2.WorkerFrame(), 0
-        failures, self._failures = self._failures, []
-        frame.replies.extend(failures)
+        while self._ready or self._failures:
+            reply = self._next_in(frame)
+            if reply is None:
+                continue
+            num_bytes = reply.ByteSize() + _HEADER_BYTES
+            if size and size + num_bytes > FRAME_BYTES:
+                del frame.replies[-1]
+                yield frame
+                frame, size = worker_pb2.WorkerFrame(replies=[reply]), 0
+            size += num_bytes
         if frame.replies:
             yield frame
+
+    def _next_in(self, frame: worker_pb2.WorkerFrame) -> worker_pb2.LinkReply | None:
+        """Put into `frame` a failure, or else a message of the request whose turn it is, if it has one."""
+        if self._failures:
+            frame.replies.append(self._failures.popleft())
+            return frame.replies[-1]
+        _, carried = self._ready.popitem(last=False)
+        reply = carried.next_in(frame)
+        if reply is not None:
+            self._ready[carried.number] = carried
+        return reply
 
 
 def _failure(number: int, request_id: str, error: Exception | None) -> worker_pb2.LinkReply:

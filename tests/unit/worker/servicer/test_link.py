@@ -43,6 +43,7 @@ class Wire:
 
     async def _write(self, frame: worker_pb2.WorkerFrame) -> None:
         await self.can_write.wait()
+        await asyncio.sleep(0)  # gRPC lets others have a turn, too
         self.frames.append(frame)
 
     @asynccontextmanager
@@ -150,6 +151,22 @@ async def test_cancelled_requests_and_those_out_of_time_end_and_say_nothing_more
     await wire.close()
 
 
+async def test_what_a_cancelled_request_has_left_is_not_sent() -> None:
+    """Behaviour 6: not even when credit for it comes in the same frame."""
+    wire = Wire()
+    await wire.start(1, credit=1)
+    await wire.start(2)
+    wire.step(1, delta(1), delta(2), delta(3))
+    await until(lambda: len(wire.replies) == 1)
+    credit = worker_pb2.LinkCredit(number=1, credit=5)
+    wire.incoming.put_nowait(worker_pb2.RouterFrame(credits=[credit], cancels=[1]))
+    await until(lambda: wire.ended == ["1"])
+    wire.step(2, delta(1), END)
+    await until(lambda: len([reply for reply in wire.replies if reply.number == 2]) == 2)
+    assert [reply.number for reply in wire.replies] == [1, 2, 2]
+    await wire.close()
+
+
 async def test_errors_end_their_own_request_and_hide_what_is_internal() -> None:
     wire = Wire()
     await wire.start(1, 2, 3)
@@ -177,7 +194,78 @@ async def test_frames_are_bounded() -> None:
         wire.step(number, delta(1, "x" * (FRAME_BYTES // 3)))
     wire.can_write.set()
     await until(lambda: len(wire.replies) == 10)
-    assert max(frame.ByteSize() for frame in wire.frames) <= FRAME_BYTES + 100
+    assert max(frame.ByteSize() for frame in wire.frames) <= FRAME_BYTES
+    await wire.close()
+
+
+async def test_many_messages_do_not_make_a_frame_larger_with_what_is_around_each() -> None:
+    wire = Wire()
+    await wire.start(1, credit=3000)
+    wire.step(1, *[delta(1, "x" * 1000) for _ in range(2500)])
+    await until(lambda: len(wire.replies) == 2500)
+    assert len(wire.frames) == 3
+    assert max(frame.ByteSize() for frame in wire.frames) <= FRAME_BYTES
+    await wire.close()
+
+
+async def test_a_message_larger_than_a_frame_goes_alone() -> None:
+    """So a frame is never larger than the largest message that a worker may send."""
+    wire = Wire()
+    await wire.start(1, 2, 3)
+    wire.step(1, delta(1, "x" * (FRAME_BYTES * 9 // 10)))
+    wire.step(2, delta(2, "x" * (5 * FRAME_BYTES)))
+    wire.step(3, delta(3, "x" * (FRAME_BYTES // 2)))
+    await until(lambda: len(wire.replies) == 3)
+    assert [[reply.number for reply in frame.replies] for frame in wire.frames] == [[1], [2], [3]]
+    assert [len(reply.response.delta.text) for reply in wire.replies] == [
+        FRAME_BYTES * 9 // 10,
+        5 * FRAME_BYTES,
+        FRAME_BYTES // 2,
+    ]
+    await wire.close()
+
+
+async def test_requests_take_turns_and_failures_do_not_wait_for_them() -> None:
+    """One that has much to say, and credit for all of it, keeps nobody waiting for longer than a frame."""
+    wire = Wire()
+    await wire.start(1, 2, 3)
+    wire.can_write.clear()
+    wire.step(1, *[delta(token_id, "x" * (FRAME_BYTES // 4)) for token_id in range(30)])
+    await until(lambda: wire.unsent(1) < 30)
+    wire.step(2, delta(7), delta(8), END)
+    wire.step(3, InvalidRequest("too hot", field="sampling.temperature"))
+    wire.can_write.set()
+    await until(lambda: len(wire.replies) == 34)
+    frames = [[reply.number for reply in frame.replies] for frame in wire.frames]
+    assert len(frames) >= 10, "of three messages each"
+    assert set(frames[0]) == {1}
+    assert frames[1].count(2) == 2, "in turn with those of the first"
+    assert 3 in frames[2], "which had the writer's turn in the frame before, and so was over"
+    assert [reply.response.delta.token_ids[0] for reply in wire.replies if reply.number == 1] == list(range(30))
+    await wire.close()
+
+
+async def test_an_answer_that_raises_fails_its_own_request_alone() -> None:
+    wire = Wire()
+    await wire.start(1, 2)
+    wire.can_write.clear()
+    wire.step(2, delta(1))
+    await until(lambda: not wire.unsent(2))
+    wire.answers["1"].say(delta(5))
+    wire.answers["1"].say(ZeroDivisionError("secret"))
+    wire.answers["1"].say(delta(6))
+    wire.step(2, delta(2), delta(3))
+    wire.can_write.set()
+    await until(lambda: wire.ended == ["1"])
+    wire.step(2, END)
+    await until(lambda: len(wire.replies) == 6)
+    first, failure = [reply for reply in wire.replies if reply.number == 1]
+    assert list(first.response.delta.token_ids) == [5]
+    error = error_from_status(status_pb2.Status.FromString(failure.status))
+    assert isinstance(error, InternalError)
+    assert "secret" not in str(error)
+    whole = [reply.response for reply in wire.replies if reply.number == 2]
+    assert whole == [delta(1), delta(2), delta(3), END]
     await wire.close()
 
 
