@@ -25,9 +25,9 @@ from router.dispatch.inbox import Inbox
 from router.dispatch.link import LinkFailure, Reply, broken, failure_of, reply_of
 from router.dispatch.request import PreparedRequest
 
-CREDIT = 64
-"""Messages of one request that may be on the way. Half of it is given back at a time, by a frame for 32 tokens, which
-costs both sides about as much as a token does.
+CREDIT = 32
+"""Messages of one request that may be on the way; half of it is given back at a time. They are counted, not weighed: a
+client that reads nothing of the log probabilities of a long prompt leaves so many messages of 200 kB in its inbox.
 """
 
 _Stream: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.RouterFrame, worker_pb2.WorkerFrame]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from radixfleet.v1 import inference_pb2
+from router.dispatch.open_link import CREDIT
 from worker.core.logits import TokenLogprobs
 from worker.core.messages import PromptLogprobs
 from worker.servicer.choice import Outbox
@@ -58,8 +59,20 @@ def test_a_long_prompt_is_told_in_runs_that_join() -> None:
     assert [token.top_token_ids[1] for token in tokens] == list(range(1, 5000, 2))
 
 
-def prompt_logprobs(num_tokens: int) -> PromptLogprobs:
-    """Two of the likeliest tokens for each."""
-    logprobs = np.zeros(num_tokens, dtype=np.float32)
-    tops = np.zeros(2 * num_tokens, dtype=np.float32)
-    return PromptLogprobs(1, 1, logprobs, np.arange(2 * num_tokens, dtype=np.int32), tops)
+def test_a_client_that_reads_nothing_leaves_a_few_megabytes_in_its_inbox() -> None:
+    """Of the largest messages: runs of a prompt's log probabilities, with the 20 likeliest of a large vocabulary."""
+    outbox = Outbox()
+    outbox.tell_prompt(prompt_logprobs(1024 * CREDIT, num_top=20, first_id=200_000))
+    num_bytes = 0
+    for _ in range(CREDIT):
+        num_bytes += taken(outbox).ByteSize()
+    assert outbox.is_empty
+    assert num_bytes < 8 * 1024**2
+
+
+def prompt_logprobs(num_tokens: int, *, num_top: int = 2, first_id: int = 0) -> PromptLogprobs:
+    """So many of the likeliest tokens for each."""
+    logprobs = np.full(num_tokens, -1.0, dtype=np.float32)
+    tops = np.full(num_top * num_tokens, -1.0, dtype=np.float32)
+    ids = np.arange(first_id, first_id + num_top * num_tokens, dtype=np.int32)
+    return PromptLogprobs(1, 1, logprobs, ids, tops)
