@@ -8,9 +8,10 @@ of such a worker is looked at when a policy reads it, and the default reads none
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol, TypeAlias, overload
 
 import numpy as np
@@ -20,6 +21,9 @@ from router.view import NEVER, Figures, RequestView, WorkerView
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.intp]
+
+STEP_REQUESTS = 32
+"""The fixed time of a step, in decodes: so many running requests make it twice as long as of an idle worker."""
 
 
 class Viewed(Protocol):
@@ -49,6 +53,7 @@ class Columns:
         self._least_room: float | None = None
         self._most_fill: float | None = None
         self._most_place: float | None = None
+        self._num_idle: int | None = None
         self._crowding: FloatArray | None = None
         self._changes = False
         """They are changed in place, so they last, and what takes long to find is kept."""
@@ -99,10 +104,11 @@ class Columns:
 
     @property
     def num_idle(self) -> int:
-        """Workers without a queue."""
-        if self._queues is not None:
-            return bisect_right(self._queues, 0.0)
-        return self.count - int(np.count_nonzero(self.queue))
+        """Workers with no queue, where a request could run at once, beside fewer than `STEP_REQUESTS` others."""
+        if self._num_idle is None:
+            idle = (self.queue == 0) & (self.place == inf) & (self.requests < STEP_REQUESTS)
+            self._num_idle = int(np.count_nonzero(idle))
+        return self._num_idle
 
     def fill_up_to(self, most: float) -> FloatArray:
         """`fill`, and `most` where it is more."""
@@ -138,6 +144,8 @@ class Columns:
             self.room[position], self.place[position] = room, place
             self._least_room = _least(self._least_room, was_room, room)
             self._most_place = _most(self._most_place, was_place, place)
+        if self._num_idle is not None:
+            self._num_idle += _is_idle(new) - _is_idle(old)
         self.in_flight += requests - was_requests
         self.requests[position], self.held[position] = requests, held
         least = self._least_requests
@@ -182,16 +190,15 @@ class FleetView(Sequence[WorkerView]):
     def __getitem__(self, index: int | slice) -> WorkerView | Sequence[WorkerView]:
         return self._seen()[index]
 
-    def replace(self, position: int, view: WorkerView) -> None:
-        """The worker at `position` is like this now."""
-        self._unseen.pop(position, None)
-        self._views[position] = view
-        self._replace(position, view.figures)
-
     def changed(self, position: int, worker: Viewed, figures: Figures) -> None:
         """The worker at `position` has these figures now; its view is looked at when it is read, in the same turn."""
         self._unseen[position] = worker
-        self._replace(position, figures)
+        old, self._figures[position] = self._figures[position], figures
+        self.columns.replace(position, old, figures)
+        if (old[4] == NEVER) != (figures[4] == NEVER):
+            self._serving = None
+        elif self._serving is not None and self._serving is not self.columns and position in self._served_at:
+            self._serving.replace(self._served_at[position], old, figures)
 
     def only(self, positions: Iterable[int]) -> FleetView:
         """Some of them, as they are now."""
@@ -220,14 +227,6 @@ class FleetView(Sequence[WorkerView]):
         columns = self.serving
         return bool(columns.count) and columns.most_place < prompt_tokens
 
-    def _replace(self, position: int, figures: Figures) -> None:
-        old, self._figures[position] = self._figures[position], figures
-        self.columns.replace(position, old, figures)
-        if (old[4] == NEVER) != (figures[4] == NEVER):
-            self._serving = None
-        elif self._serving is not None and self._serving is not self.columns and position in self._served_at:
-            self._serving.replace(self._served_at[position], old, figures)
-
     def _seen(self) -> list[WorkerView]:
         if self._unseen:
             for position, worker in self._unseen.items():
@@ -254,6 +253,11 @@ class ColumnCosts(Mapping[int, float]):
 
     def __len__(self) -> int:
         return len(self.slots)
+
+
+def _is_idle(figures: Figures) -> bool:
+    """The same of one worker."""
+    return not figures[0] and figures[5] == inf and figures[1] < STEP_REQUESTS
 
 
 def _least_of(column: FloatArray) -> float:

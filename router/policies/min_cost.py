@@ -8,7 +8,8 @@
        x = u/8, or 5 u/4 F where that is more and there have been such requests for 5 ms
     B  how full the worker's cache is, in terms of the fleet's mean; 1.5 at most
     Q  prompt tokens of other requests there, neither cached nor computed yet;
-       Q' what three workers of four have at least, and i the workers that have none, 8 at least
+       Q' what three workers of four have at least, and i the idle workers, 8 at least: those that have none, could run
+       another request at once, and have fewer than 32 in flight
     R  requests in flight there, and those of them once more that must end before another can run;
        R' the fleet's mean, r its least, F its sum
 
@@ -24,9 +25,10 @@ What each part stands for:
   that more will follow. If it is nearly all that the fleet does, it is copied at once: nobody else needs the workers.
 - Q is work that is done anyway; waiting for it costs this request alone, while a prefix computed twice also delays who
   comes next and needs that worker. So Q counts for half; but where more are idle than a burst has siblings, the next
-  needs just that one only so often as eight are of i, and Q counts nearly whole where many are. The more waits
-  everywhere the less it counts: then a prefix computed twice delays everybody, and only being behind says something.
-  Where a quarter of the workers are idle it delays nobody, however much waits behind a few long prompts.
+  needs just that one only so often as eight are of i, and Q counts nearly whole where many are. Whoever decodes for 32
+  is not idle, nor who has no place left: a prefill there delays all that run, or waits for one of them. The more waits
+  everywhere the less Q counts: then a prefix computed twice delays everybody, and only being behind says something.
+  Where nothing waits at a quarter of the workers nobody waits longer, however much waits behind a few long prompts.
 - R makes steps longer: a step's fixed time is that of about 32 decodes (see `deploy.lab.presets`). Prefill alone would
   herd, for a prompt that is wholly cached leaves no Q. Cubed: an idle worker relieves those that only decode, while
   a few requests more or less, which even out by themselves, hardly count.
@@ -51,6 +53,8 @@ Then 8/i, seeds 1 and 2 (64 workers: 301), where the form before had Q counted f
 - The form before: 1.05 and 1.14 of this form's time to first token in bursts on 16 and 64 workers at load 0.6 (hit rate
   0.81, here 0.72 and 0.55), where siblings waited for each other while others were idle. Elsewhere 0.99 to 1.00 on 16;
   on 64, seed 101, 1.00, but 0.97 and 0.98 on working-set-0.5 at loads 0.9 and 1.1, and 1.02 on 0.75 at 0.9.
+- All that have no queue as i: the same in all these, where no worker decodes for 32. With 150 decodes on each of 40
+  and 64 workers, siblings of 6,016 + 256 tokens are torn at the sixth and the fourth, here at the 19th.
 - 1/i in place of 8/i: 0.91 and 0.95 in those bursts, but 1.01 to 1.02 on working-set-0.5, 0.98 of the output tokens a
   second on shared prefixes at load 1.1, and bursts are torn on four workers (hit rate 0.76 of 0.86).
 - The square of the busy workers over the idle: 0.94 and 1.00 in bursts, and 1.01 to 1.03 on working-set-0.5.
@@ -99,7 +103,7 @@ from random import Random
 import numpy as np
 
 from radixfleet.blocks import BLOCK_TOKENS
-from router.fleet_view import Columns, FleetView, FloatArray, IntArray
+from router.fleet_view import STEP_REQUESTS, Columns, FleetView, FloatArray, IntArray
 from router.policies.policy import cheapest_of, reason_of
 from router.view import NOBODY, Ranking, RequestView, WorkerView
 
@@ -113,8 +117,6 @@ MOMENT_S = 0.005
 """What somebody sends at once comes within such a time."""
 BACKLOG_WEIGHT = 3.0
 BATCH_WEIGHT = 2.5
-STEP_REQUESTS = 32
-"""The fixed time of a step, in decodes."""
 
 
 class MinCost:

@@ -26,6 +26,7 @@ from router.index import Sketch
 from router.index.sketch import NO_BLOCKS
 from router.policies import make_policy
 from router.view import RequestView, WorkerView
+from tests.support.views import change as change_view
 
 BURST = 4
 BURSTS = 300
@@ -101,7 +102,7 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
         def change_one(_: HashArray) -> None:
             number = next(turn)
             slot = number % (num_workers - 1)
-            fleet.replace(slot, (views, others)[number // (num_workers - 1) % 2][slot])
+            change_view(fleet, slot, (views, others)[number // (num_workers - 1) % 2][slot])
 
         def choose(hashes: HashArray) -> None:
             change_one(hashes)
@@ -114,7 +115,7 @@ def bench_choice(num_workers: int, num_blocks: int) -> None:
 
     def change(_: HashArray) -> None:
         slot = next(turn) % num_workers
-        fleet.replace(slot, worker_view(slot, random))
+        change_view(fleet, slot, worker_view(slot, random))
 
     def book(hashes: HashArray) -> None:
         sketch.end(sketch.book(next(turn) % num_workers, hashes, num_blocks * BLOCK_TOKENS))

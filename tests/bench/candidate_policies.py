@@ -238,7 +238,7 @@ def shape(
         queue = worker.outstanding_prompt_tokens
         queues = sorted(each.outstanding_prompt_tokens for each in candidates)
         usual = (sum(queues) - queue) / max(1, count - 1) if mean_queue else queues[count // 4]
-        delayed = 2 if always_half else 1 + 8 / max(8, queues.count(0))
+        delayed = 2 if always_half else 1 + 8 / max(8, sum(map(_is_idle, candidates)))
         mean = sum(each.requests_in_flight for each in candidates) / count
         more = worker.requests_in_flight + worker.places_short - min(each.requests_in_flight for each in candidates)
         return (
@@ -253,6 +253,12 @@ def shape(
         users += f"|{main:g}F>{moment_s:g}s"
     falls = f",Q{in_flight:g}/({in_flight:g}+R)" if in_flight else ",mean" if mean_queue else ""
     return Cheapest(name or f"R^{power}*{batch:g},{place:g}{users}{falls}", cost)
+
+
+def _is_idle(worker: WorkerView) -> bool:
+    """Nothing waits there, a request could run at once, and fewer run than make a step twice as long."""
+    waits = worker.outstanding_prompt_tokens or worker.waiting_requests or worker.places_short
+    return not waits and worker.requests_in_flight < 32
 
 
 class Dealt:

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.types import WorkerId, WorkerStatus
+from router.fleet_view import FleetView
 from router.view import RequestView, WorkerView
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A worker that is like this now."""
+
+    view: WorkerView
+
+
+def change(fleet: FleetView, position: int, view: WorkerView) -> None:
+    """Tell `fleet` so."""
+    fleet.changed(position, Changed(view), view.figures)
 
 
 def worker(

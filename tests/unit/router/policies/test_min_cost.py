@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -59,6 +60,46 @@ class TestCost:
         busy = worker(0, queued_tokens=1_000)
         costs = cost_of(request(640, [0] * (idle + 1)), busy, *(worker(slot + 1) for slot in range(idle)))
         assert costs == pytest.approx([640 + weight * 1_000] + [640] * idle)
+
+    @pytest.mark.parametrize(
+        "busy",
+        [
+            {"running": 32},
+            {"running": 150},
+            {"running": 4, "max_running": 4},
+            {"running": 1, "waiting": 1},
+            {"queued_tokens": 1},
+        ],
+        ids=["a step's worth decodes", "more decodes", "no place", "one waits for memory", "queue"],
+    )
+    def test_workers_that_a_prefill_would_delay_are_not_idle(self, busy: dict[str, Any]) -> None:
+        """Then Q counts for half, as where few are idle."""
+        others = [worker(slot, kv_tokens=10_000, **busy) for slot in range(1, 57)]
+        assert self.weight_of_queue(others) == pytest.approx(1 / 2, abs=0.002)
+        few_decode = [worker(slot, running=31, max_running=64, kv_tokens=10_000) for slot in range(1, 57)]
+        assert self.weight_of_queue(few_decode) == pytest.approx(7 / 8)
+
+    @staticmethod
+    def weight_of_queue(others: list[WorkerView]) -> float:
+        """Of a worker beside these: what each of its queue's tokens adds to its cost."""
+        view = request(640, [0] * 57)
+        queues = worker(0, queued_tokens=1_000), worker(0)
+        long, none = (cost_of(view, behind, *others)[0] for behind in queues)
+        return (long - none) / 1_000
+
+    @pytest.mark.parametrize("workers", [40, 64])
+    @pytest.mark.parametrize(("decoding", "together"), [(0, range(3, 6)), (150, range(18, 24))])
+    def test_a_burst_is_torn_later_where_all_are_busy_decoding(
+        self, workers: int, decoding: int, together: range
+    ) -> None:
+        """Behaviour 45: siblings of 6,016 + 256 tokens. Each tear has 6,272 tokens computed beside 150 decodes."""
+
+        def slot(siblings: int) -> int | None:
+            view = RequestView(6_272, request(6_272).block_hashes, [94] + [0] * (workers - 1), {0: siblings})
+            holder = worker(0, running=decoding + siblings, queued_tokens=6_016 + 256 * siblings)
+            return rank(view, [holder, *(worker(other, running=decoding) for other in range(1, workers))]).slot
+
+        assert next(siblings for siblings in range(1, 64) if slot(siblings) != 0) in together
 
     def test_what_waits_counts_less_the_more_waits_everywhere(self) -> None:
         view = request(640, [0] * 4)
