@@ -100,22 +100,21 @@ class Prompts:
             raise UnknownModel(f"no model is called {name!r}; served are {', '.join(models)}")
         info = self._informed(name)
         served = self._served.get(name)
-        if served is not None and served.info is info and self._is_current(served):
+        if served is not None and served.info == info and served.tokenizer is self._tokenizer(name, info):
             return served
         self._served[name] = served = self._serving(name, info)
         return served
 
-    def _is_current(self, served: ServedModel) -> bool:
-        """Its tokenizer is still the one that the store has."""
-        fingerprint = served.info.tokenizer_fingerprint
-        return served.tokenizer is (self._tokenizers.get(fingerprint) if fingerprint else None)
+    def _tokenizer(self, name: str, info: ModelInfo) -> Tokenizer | None:
+        """The one that the store has now."""
+        if not info.tokenizer_fingerprint:
+            return None
+        return self._tokenizers.get(info.tokenizer_fingerprint) or self._tokenizers.named(name)
 
     def _serving(self, name: str, info: ModelInfo) -> ServedModel:
         """Raises Unavailable."""
-        if not info.tokenizer_fingerprint:
-            return ServedModel(info, None)
-        tokenizer = self._tokenizers.get(info.tokenizer_fingerprint) or self._tokenizers.named(name)
-        if tokenizer is None:
+        tokenizer = self._tokenizer(name, info)
+        if tokenizer is None and info.tokenizer_fingerprint:
             raise Unavailable(f"the tokenizer of {name} is not here yet", retry_after_s=RETRY_AFTER_S)
         return ServedModel(info, tokenizer)
 
@@ -219,8 +218,9 @@ def _nobody_known(workers: Sequence[WorkerState]) -> str:
     return f"no worker of this router has told its model yet: {told}{', ...' if len(workers) > _NAMED else ''}"
 
 
+@lru_cache(maxsize=64)
 def _with_tokenizer(info: ModelInfo, tokenizer: Tokenizer) -> ModelInfo:
-    """Of an engine that tells nothing of it."""
+    """Of an engine that tells nothing of it. Remembered: the fingerprint is a hash of all the vocabulary."""
     return replace(
         info,
         vocab_size=tokenizer.vocab_size,

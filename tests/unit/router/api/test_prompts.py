@@ -11,7 +11,7 @@ import pytest
 
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
-from radixfleet.text import Tokenizer
+from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import TokenArray
 from radixfleet.v1 import inference_pb2
 from router.api.prompts import Prompts
@@ -41,8 +41,10 @@ class Tokenizers:
     def get(self, fingerprint: int) -> Tokenizer | None:
         return self.known.get(fingerprint)
 
+    by_name: dict[str, Tokenizer] = field(default_factory=dict)
+
     def named(self, model: str) -> Tokenizer | None:
-        return None
+        return self.by_name.get(model)
 
 
 class Preparing:
@@ -199,6 +201,46 @@ def test_workers_in_use_decide_about_the_tokenizer_of_a_model(threads: Threads) 
     newer.connected = True
     newer.changed()
     assert preparing.prompts.model("m").tokenizer.spec == other
+
+
+def test_chains_that_were_worked_out_last_while_facts_are_told_again(threads: Threads) -> None:
+    """Asked again, a worker gives the same facts in a message of its own."""
+    preparing = Preparing(threads, "m", "m")
+    prompts, first = preparing.prompts, preparing.prompts.model("m")
+    for worker in preparing.workers:
+        assert worker.facts is not None
+        worker.facts = replace(worker.facts, model=replace(worker.facts.model))
+        assert prompts.model("m") is first
+    for worker in preparing.workers:
+        worker.facts = replace(worker.facts, model=replace(SERVED, model="m", max_context_tokens=77))  # type: ignore[type-var]
+    assert prompts.model("m").info.max_context_tokens == 77
+
+
+async def test_chains_last_where_the_router_was_given_the_tokenizer(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of engines that tell no tokenizer, with `--tokenizers`; nor is the vocabulary hashed for each prompt."""
+    hashed: list[TokenizerSpec] = []
+    to_json = TokenizerSpec.to_json
+
+    def watched(spec: TokenizerSpec) -> bytes:
+        hashed.append(spec)
+        return to_json(spec)
+
+    monkeypatch.setattr(TokenizerSpec, "to_json", watched)
+    preparing = Preparing(threads)
+    preparing.tokenizers.known.clear()
+    preparing.tokenizers.by_name["m"] = Tokenizer(SPEC)
+    unknown = replace(MODEL, model="m", vocab_size=0, tokenizer_fingerprint=0)
+    preparing.parts.add("engine", dialect="openai", model=unknown)
+    served = preparing.prompts.model("m")
+    assert served.info.tokenizer_fingerprint == SPEC.fingerprint()
+    hashed.clear()
+    for _ in range(5):
+        await preparing.prompts.prepare(request(text="x" * 64 * 40))
+        assert preparing.prompts.model("m") is served
+    assert len(served.chains) == 2, "pieces of 16 blocks"
+    assert not hashed
 
 
 @pytest.mark.parametrize("ids", [[SPEC.vocab_size], [2**32 - 1]])
