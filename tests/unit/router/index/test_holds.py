@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.index.holds import Holds
+from router.index.holds import Holds, Stretch
 from tests.support.chains import chain
 
 PROMPTS = st.text("ab", min_size=1, max_size=8)
@@ -55,3 +57,39 @@ def test_a_request_more_on_a_long_prefix_touches_no_block_of_it() -> None:
         assert len(holds.lease(blocks(letters), 2.0)) == 1
     assert stretch.users == 52
     assert holds.leased[blocks(shared)[-1]] is stretch
+
+
+class Written(dict[int, Stretch]):
+    """Counts the labels that are written."""
+
+    count = 0
+
+    def update(self, labels: Any) -> None:
+        self.count += len(labels)
+        super().update(labels)
+
+
+@pytest.mark.parametrize("lengths", [range(499, 399, -1), range(1, 101)], ids=["shorter", "longer"])
+def test_a_cut_labels_the_shorter_part(lengths: range) -> None:
+    """A long prompt that is asked a block shorter, or longer, each time: one block a cut gets another stretch."""
+    holds = Holds()
+    holds.leased = written = Written()
+    holds.lease(blocks("a" * 500), 0.0)
+    assert written.count == 500
+    for length in lengths:
+        holds.lease(blocks("a" * length), 1.0)
+    assert written.count == 500 + len(lengths)
+    holds.check()
+
+
+def test_cuts_that_halve_label_half() -> None:
+    holds = Holds()
+    holds.leased = written = Written()
+    holds.lease(blocks("a" * 512), 0.0)
+    for number in range(1, 10):
+        step = 512 >> number
+        for length in range(step, 512, 2 * step):
+            holds.lease(blocks("a" * length), 1.0)
+    assert len(set(holds.leased.values())) == 512
+    assert written.count == 512 + 9 * 256, "n log2(n)/2"
+    holds.check()
