@@ -47,7 +47,7 @@ class StateIntake:
         self._metrics = around.metrics
         self._listener = around.listener
         self._clock = around.clock
-        self._capacity = worker_pb2.Capacity()
+        self._capacity: worker_pb2.Capacity | None = None
         """As last told."""
 
     def take(self, update: worker_pb2.StateUpdate, *, tells_prefixes: bool = True) -> Next:
@@ -100,6 +100,7 @@ class StateIntake:
     def _take_capacity(self, message: worker_pb2.Capacity) -> None:
         if message == self._capacity:  # which it nearly always is, and reading it takes ten times as long
             return
+        self._capacity = worker_pb2.Capacity()
         self._capacity.CopyFrom(message)
         capacity = convert.capacity(message)
         if capacity != self._state.capacity:

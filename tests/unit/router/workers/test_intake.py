@@ -177,6 +177,19 @@ def test_load_and_capacity_are_taken_over() -> None:
     assert taking.parts.sketch.capacity_blocks(taking.state.slot) == 100
 
 
+def test_a_capacity_of_zeros_is_told_too() -> None:
+    """Of a worker that is still loading: it has said so, which is more than having said nothing."""
+    taking = Taking()
+    taking.state.capacity = None
+    taking.digest(1)
+    assert taking.state.capacity is None
+    taking.take(1, capacity=worker_pb2.Capacity())
+    assert taking.state.capacity == Capacity(0, 0, 0, 0)
+    taking.take(1, capacity=convert.capacity_to_pb(Capacity(6400, 16, 5, 512)))
+    taking.take(1, capacity=worker_pb2.Capacity())
+    assert taking.state.capacity == Capacity(0, 0, 0, 0)
+
+
 def test_evictable_cache_is_no_load() -> None:
     """Only what cannot be evicted counts: a worker with a full cache and nothing to do is idle."""
     taking = Taking()
