@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from deploy.lab.presets import PRESETS, Preset
 from deploy.lab.simulation import Setup, Simulation, prepare
@@ -15,9 +18,13 @@ from router.policies import make_policy
 H100 = PRESETS["h100-8b"]
 
 
-def fleet(workers: int = 4, *, kv_tokens: int | None = None) -> list[Preset]:
-    """So many H100 with a pool of that size."""
-    return [H100 if kv_tokens is None else H100.with_kv_tokens(kv_tokens)] * workers
+def fleet(workers: int = 4, *, kv_tokens: int | None = None, places: int | None = None) -> list[Preset]:
+    """So many H100 with a pool of that size, and so many places in the batch."""
+    preset = H100 if kv_tokens is None else H100.with_kv_tokens(kv_tokens)
+    if places is not None:
+        capacity = replace(preset.ready.capacity, max_running_requests=places)
+        preset = replace(preset, ready=structs.replace(preset.ready, capacity=capacity))
+    return [preset] * workers
 
 
 def arrivals_of(workload: Workload, seed: int = 0) -> list[Arrival]:

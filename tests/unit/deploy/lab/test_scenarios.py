@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deploy.lab.simulation import Outage
@@ -32,6 +34,13 @@ class TestHotPrefix:
         assert min(requests_by_worker(ours)) > 0, requests_by_worker(ours)
         assert figures(ours).ttft_s.mean < 1.08 * figures(plain).ttft_s.mean
 
+    def test_is_served_far_sooner_than_by_one_worker(self) -> None:
+        """Behaviour 47: more than one worker can decode; a tenth of its time to first token at most."""
+        arrivals = shared(groups=1, per_group=400, prefix=4096, own=128, new=256, rate=80.0)
+        alone, spread = (figures(run(arrivals, fleet(workers))) for workers in (1, 4))
+        assert spread.ttft_s.mean < 0.1 * alone.ttft_s.mean
+        assert spread.hit_rate > spread.ceiling - 0.03
+
 
 class TestSiblings:
     """Bursts of equal beginnings at one moment."""
@@ -50,6 +59,15 @@ class TestSiblings:
         burst = shared(groups=1, per_group=400, prefix=1024, own=64, new=64, rate=None)
         shares = requests_by_worker(run(burst, fleet(4, kv_tokens=100_000)))
         assert min(shares) > 50, shares
+
+    def test_equal_prompts_are_served_sooner_than_by_one_worker(self) -> None:
+        """Behaviour 45: 64 at once, 16 places a worker; all have ended in 0.6 of one worker's time, or sooner."""
+        first, *others = shared(groups=1, per_group=64, prefix=2048, own=10, new=100, rate=None)
+        equal = [first, *(replace(other, runs=first.runs) for other in others)]
+        alone, spread = (run(equal, fleet(workers, kv_tokens=64_000, places=16)) for workers in (1, 4))
+        assert spread.duration_s < 0.6 * alone.duration_s
+        shares = requests_by_worker(spread)
+        assert 0 < min(shares) <= max(shares) <= 24, shares
 
     @pytest.mark.parametrize(("siblings", "workers"), [(8, 1), (16, 4)])
     def test_long_siblings_stay_together_while_that_is_cheapest(self, siblings: int, workers: int) -> None:
@@ -122,6 +140,14 @@ class TestReuse:
         arrivals = shared(groups=64, per_group=6, prefix=2048, own=128, new=64, rate=15.0)
         ours, plain = (figures(run(arrivals, fleet(4, kv_tokens=26_240), name)) for name in ("min_cost", "round_robin"))
         assert ours.hit_rate > 2 * plain.hit_rate
+
+    def test_locality_is_not_thrown_away_far_over_capacity(self) -> None:
+        """Behaviour 46: 1,024 requests of 64 prefixes at once on 8 workers of 16 places; 0.88 is the most there is."""
+        arrivals = shared(groups=64, per_group=16, prefix=2048, own=128, new=128, rate=None)
+        presets = fleet(8, kv_tokens=64_000, places=16)
+        ours, plain = (figures(run(arrivals, presets, name)) for name in ("min_cost", "round_robin"))
+        assert ours.hit_rate > 0.85
+        assert plain.hit_rate < 0.6
 
     def test_many_groups_at_once_are_dealt_evenly(self) -> None:
         """The published experiment, smaller: nobody gets a group more than another, and no group is torn."""
