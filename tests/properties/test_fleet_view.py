@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -172,7 +173,7 @@ def test_the_columns_of_those_that_serve_last_and_stay_true(fleet: FleetView, da
         return
     position = data.draw(st.sampled_from(positions))
     slot = fleet[position].slot
-    change(fleet, position, data.draw(workers(slot).filter(lambda each: not each.unavailable)))
+    change(fleet, position, replace(data.draw(workers(slot)), status=WorkerStatus.SERVING, breaker_open=False))
     assert fleet.serving is kept
     assert_equal(kept, serving(fleet))
     change(fleet, position, worker(slot, breaker_open=True))
