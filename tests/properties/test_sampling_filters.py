@@ -1,6 +1,7 @@
 """The filters against the slow form, on rows small enough to hold many ties and on rows larger than the candidates."""
 
 import platform
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -30,6 +31,14 @@ def nucleus_by_sorting(scores: torch.Tensor, shares: torch.Tensor) -> torch.Tens
 
 
 FORMS = [nucleus_by_sorting, nucleus_by_halving, *([nucleus_by_kernel] if platform.system() == "Linux" else [])]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_the_kernel() -> Iterator[None]:
+    """Which has tests of its own: Triton's interpreter takes seconds for what these ask."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("worker.sampling.filters.kernel_or", lambda other, _device: other)
+        yield
 
 
 def kept(logits: np.ndarray, *, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

@@ -23,7 +23,7 @@ def add_and_norm(hidden: Tensor, added: Tensor | None, weight: Tensor, epsilon: 
     assert hidden.is_contiguous()
     assert added is None or (added.is_contiguous() and added.shape == hidden.shape)
     normed = torch.empty_like(hidden)
-    block = _power_of_two(size)
+    block = next_power_of_two(size)
     if num_tokens:
         kernels.add_and_norm[(num_tokens,)](
             hidden,
@@ -48,8 +48,8 @@ def rotate_and_keep(heads: Tensor, factors: tuple[Tensor, Tensor], norms: HeadNo
     assert all(each.is_contiguous() for each in (heads, cosine, signed_sine, place.keys, place.values, place.slots))
     assert len(cosine) == len(signed_sine) == len(place.slots) == num_tokens
     queries = torch.empty((num_tokens, num_heads, head_dim), dtype=heads.dtype, device=heads.device)
-    block_half = _power_of_two(head_dim // 2)
-    block_heads = min(max(_PAIRS // block_half, 1), _power_of_two(num_all))
+    block_half = next_power_of_two(head_dim // 2)
+    block_heads = min(max(_PAIRS // block_half, 1), next_power_of_two(num_all))
     if num_tokens:
         kernels.rotate_and_keep[(num_tokens, -(-num_all // block_heads))](
             heads,
@@ -83,7 +83,8 @@ def gate(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _power_of_two(n: int) -> int:
+def next_power_of_two(n: int) -> int:
+    """The least that is `n` or more."""
     return 1 << (n - 1).bit_length()
 
 

@@ -86,6 +86,8 @@ class LlamaModel:
         self.weights = weights
         self._rotary = rotary
         self._ops = ops or torch_ops()
+        # Asked once: whether something is of a protocol takes some 20 us to find out.
+        self._likeliest = weights.head.likeliest if isinstance(weights.head, LikeliestLinear) else None
 
     @property
     def nbytes(self) -> int:
@@ -135,8 +137,7 @@ class LlamaModel:
         """Of some tokens of the batch the largest of the `logits`, float32, and the first token id that has it, int64;
         NaN is the largest. None where the head has no way to it that is faster than the logits.
         """
-        head = self.weights.head
-        return head.likeliest(self._normed(hidden, output_rows)) if isinstance(head, LikeliestLinear) else None
+        return self._likeliest(self._normed(hidden, output_rows)) if self._likeliest is not None else None
 
     def _attend(
         self, index: int, layer: LayerWeights, normed: Tensor, factors: tuple[Tensor, Tensor], attention: Attention

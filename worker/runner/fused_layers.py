@@ -37,6 +37,9 @@ def choose_layer_ops(shape: ModelConfig, device: torch.device, dtype: torch.dtyp
     except ImportError as error:
         _log.info("layers without kernels of Triton: steps are slower", why=f"{error} (pip install 'radixfleet[gpu]')")
         return plain
+    except Exception as error:  # noqa: BLE001 - packages and compilers fail as they like
+        _log.warning("layers without kernels of Triton: steps are slower", why=f"{type(error).__name__}: {error}")
+        return plain
     chosen, passed_by = try_layer_ops(FUSED, plain, shape, device, dtype)
     if passed_by:
         _log.warning("layers without some kernels of Triton: steps are slower", passed_by=passed_by)

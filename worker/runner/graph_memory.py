@@ -57,17 +57,13 @@ def bytes_of_graphs(
 ) -> int:
     """What the driver will keep of graphs of `sizes`, ascending, of `num_layers` layers each.
 
-    `record_decodes` is `StepComputer.record_decodes` of a computer that is let go afterwards. 0 where recording fails:
-    then there will be no graphs, as is told when the real ones are to be recorded.
+    `record_decodes` is `StepComputer.record_decodes` of a computer that is let go afterwards. Raises whatever recording
+    runs into.
     """
     likely = num_layers * GRAPH_LAYER_BYTES
     watched = Watched(record, taken_bytes)
     before = taken_bytes()
-    try:
-        record_decodes(sizes[-_MOST_TRIED:], watched)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is met, and told, again
-        _log.debug("steps cannot be recorded to measure them", why=str(error))
-        return 0
+    record_decodes(sizes[-_MOST_TRIED:], watched)
     looks = watched.after if len(watched.after) > 1 else [before, *watched.after]
     each = (looks[-1] - looks[0]) // max(len(looks) - 1, 1)  # the first of several loads modules that stay loaded
     if not likely // _CREDIBLE <= each <= likely * _CREDIBLE:

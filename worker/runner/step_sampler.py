@@ -201,7 +201,7 @@ class StepSampler:
         if not self._row_by_row or rows_are_alike(self._device):
             return sample(logits, self._rows.sampling(begun.rows, begun.positions), self._winners)
         drawn = [
-            sample(logits[one], self._rows.sampling(begun.rows[one], begun.positions[one]))
+            sample(logits[one], self._rows.sampling(begun.rows[one], begun.positions[one]), self._winners)
             for one in _single_rows(len(logits))
         ]
         return torch.cat([tokens for tokens, _ in drawn]), torch.cat([failed for _, failed in drawn])

@@ -68,6 +68,7 @@ _STEP_COST_TOKENS = 64
 Both grow with the model, so it is a property of the machine: 62 where it was measured.
 """
 _PROGRESS_EVERY_S = 2.0
+_NO_GRAPHS = "no CUDA graphs: each step is launched kernel by kernel, and decodes slower"
 
 
 def load_computer(
@@ -120,7 +121,7 @@ class _Loading:
             peak = self._measure(parts.computer(model.first_layers(1), rows, sampler, num_pages=1), step)
             make_computer = partial(parts.computer, model, rows, sampler, num_pages=1)
             graphs_bytes = self._measure_graphs(make_computer, shape.num_layers, max_running)
-        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes, graphs_bytes)
+        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes, graphs_bytes or 0)
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
@@ -137,20 +138,20 @@ class _Loading:
         release_cached(self._device)  # pieces of weights and activations, of other sizes than the pool's
         with advised(Stage.START, Bound.ALLOCATION, self._device):
             computer = parts.computer(model, rows, sampler, plan.num_pages)
-        self._record_decodes(computer, max_running, graphs_bytes)
+        if graphs_bytes is not None:
+            self._record_decodes(computer, max_running, graphs_bytes)
         return computer, ready
 
     def _record_decodes(self, computer: StepComputer, max_running: int, planned_bytes: int) -> None:
         """Where it fails, for lack of memory too, steps are launched kernel by kernel."""
-        record = recorder_for(self._device) if self._config.cuda_graphs else None
-        if record is None or not computer.can_record:
-            return
+        record = recorder_for(self._device)
+        assert record is not None, "they have been recorded once, to be measured"
         started_s, free_bytes, sizes = self._clock.now(), usable_memory(self._device, None), graph_sizes(max_running)
         _log.info("recording CUDA graphs", sizes=sizes)
         try:
             computer.record_decodes(sizes, record)
         except Exception as error:  # noqa: BLE001 - the worker can serve without
-            _log.warning("no CUDA graphs: each step is launched kernel by kernel, and decodes slower", why=str(error))
+            _log.warning(_NO_GRAPHS, why=str(error))
         else:
             taken_bytes = free_bytes - usable_memory(self._device, None)
             seconds = round(self._clock.now() - started_s, 1)
@@ -215,24 +216,33 @@ class _Loading:
         _log.debug("activation peak measured", peak_bytes=peak, tokens=step.num_tokens, seconds=seconds)
         return peak
 
-    def _measure_graphs(self, make_computer: Callable[[], StepComputer], num_layers: int, max_running: int) -> int:
-        """What CUDA graphs will keep, in bytes: what they compute with, and what the driver needs of each.
+    def _measure_graphs(
+        self, make_computer: Callable[[], StepComputer], num_layers: int, max_running: int
+    ) -> int | None:
+        """What CUDA graphs will keep, in bytes: what they compute with, and what the driver needs of each. None: there
+        will be none, as they are not wanted, or a trial has failed, for lack of memory too.
 
         The computer has all layers, as the driver needs something for each, and one page.
         """
         record, sizes = recorder_for(self._device) if self._config.cuda_graphs else None, graph_sizes(max_running)
         if record is None or not (computer := make_computer()).can_record:
-            return 0
-        largest = activation_peak(self._device, lambda: computer.try_decodes(sizes[-1]))
-        driver = bytes_of_graphs(
-            computer.record_decodes,
-            sizes=sizes,
-            num_layers=num_layers,
-            record=record,
-            taken_bytes=lambda: driver_bytes(self._device),
-        )
-        _log.debug("CUDA graphs measured", driver_bytes=driver, activations_bytes=largest, sizes=len(sizes))
-        return driver + largest if driver else 0
+            return None
+        try:
+            largest = activation_peak(self._device, lambda: computer.try_decodes(sizes[-1]))
+            driver = bytes_of_graphs(
+                computer.record_decodes,
+                sizes=sizes,
+                num_layers=num_layers,
+                record=record,
+                taken_bytes=lambda: driver_bytes(self._device),
+            )
+        except Exception as error:  # noqa: BLE001 - the worker can serve without
+            _log.warning(_NO_GRAPHS, why=str(error))
+        else:
+            _log.debug("CUDA graphs measured", driver_bytes=driver, activations_bytes=largest, sizes=len(sizes))
+            return driver + largest
+        release_cached(self._device)  # here, where the error, and with it what was tried, is gone
+        return None
 
     def _plan(self, model: LlamaModel, activation_peak_bytes: int, graphs_bytes: int) -> MemoryPlan:
         """For no more than can still be had: kernels and workspaces of libraries, and other processes, have had theirs

@@ -58,9 +58,7 @@ def _keep_top_p(scores: Tensor, top_p: npt.NDArray[np.float64]) -> Tensor:
     if not len(limited):
         return scores
     rows, shares = upload_indices(limited, scores.device), upload(top_p[limited], scores.device)
-    on_cpu = scores.device.type == "cpu"
-    nucleus = nucleus_by_halving if on_cpu else kernel_or(nucleus_by_halving, scores.device)
-    return _without_below(scores, rows, nucleus(scores[rows], shares))
+    return _without_below(scores, rows, kernel_or(nucleus_by_halving, scores.device)(scores[rows], shares))
 
 
 def _keep_min_p(scores: Tensor, min_p: npt.NDArray[np.float64]) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from worker.core.step import Int32Array
 from worker.memory.transfers import upload
 from worker.model.configuration import ModelConfig
+from worker.model.fused_ops import next_power_of_two
 from worker.runner.attention.paged import PagedBatch
 from worker.runner.attention.protocol import AttentionBatch
 from worker.runner.attention.triton_kernels import attend_blocks, combine_splits
@@ -93,12 +94,12 @@ class TritonBackend:
     def _prompt_shape(self) -> tuple[int, int]:
         """Tokens and rows of a block."""
         rows = _tile_rows(self._head_dim, self._dtype)
-        rows = _power_of_two(max(min(rows, 32) if self._deterministic else rows, self._group))
+        rows = next_power_of_two(max(min(rows, 32) if self._deterministic else rows, self._group))
         return rows // self._group, rows
 
     @property
     def _decode_shape(self) -> tuple[int, int]:
-        return 1, _power_of_two(max(_LEAST_ROWS, self._group))
+        return 1, next_power_of_two(max(_LEAST_ROWS, self._group))
 
     def _num_splits(self, num_sequences: int, longest: int, device: torch.device) -> int:
         """A power of two, as each number of splits is compiled for itself."""
@@ -138,7 +139,7 @@ class TritonBackend:
     def _run(self, launch: _Launch, q: Tensor, keys: Tensor, values: Tensor, out: Tensor) -> None:
         batch = self._batch
         assert batch is not None, "attend before plan"
-        block_d = _power_of_two(max(self._head_dim, _LEAST_ROWS))
+        block_d = next_power_of_two(max(self._head_dim, _LEAST_ROWS))
         parts = (launch.num_blocks, q.shape[1], launch.num_splits) if launch.num_splits > 1 else (0, 0, 0)
         sums = torch.empty((*parts, block_d), dtype=torch.float32, device=q.device)
         maxima, totals = torch.empty((2, *parts), dtype=torch.float32, device=q.device)
@@ -226,7 +227,3 @@ def _tile_columns(head_dim: int, dtype: torch.dtype) -> int:
     if dtype == torch.float32:
         return 32 if head_dim <= 64 else 16
     return 64 if head_dim <= 128 else 32
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -6,8 +6,7 @@ import ctypes
 
 import numpy as np
 
-from worker.runner.kernels import library
-from worker.runner.kernels.library import Kernels
+from worker.runner.kernels.library import DrawOperands, Kernels
 from worker.sampling.host_draw import Drawing, Floats, Tokens
 
 
@@ -32,6 +31,6 @@ class KernelDraw:
             )
         ]
         logits, *others = (array.ctypes.data for array in arrays)
-        call = library.Drawing(logits, drawing.logits.shape[1], len(least), *others, tokens.ctypes.data)
-        self._kernels.library.rf_draw(ctypes.byref(call))
+        operands = DrawOperands(logits, drawing.logits.shape[1], len(least), *others, tokens.ctypes.data)
+        self._kernels.library.rf_draw(ctypes.byref(operands))
         return tokens

@@ -110,7 +110,7 @@ class Step(Structure):
     )
 
 
-class Drawing(Structure):
+class DrawOperands(Structure):
     """rf_drawing"""
 
     _fields_ = (
@@ -141,7 +141,7 @@ _FUNCTIONS = {
     "rf_apply": (None, (c_void_p, POINTER(LinearWeight), POINTER(Operands))),
     "rf_apply_largest": (None, (c_void_p, POINTER(LinearWeight), POINTER(Operands), c_void_p)),
     "rf_workspace_bytes": (c_int64, (c_void_p, POINTER(Model), c_int32)),
-    "rf_draw": (None, (POINTER(Drawing),)),
+    "rf_draw": (None, (POINTER(DrawOperands),)),
     "rf_forward": (c_int32, (c_void_p, POINTER(Model), POINTER(Step))),
 }
 

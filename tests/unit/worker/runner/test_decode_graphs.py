@@ -18,6 +18,7 @@ from worker.core.graph_sizes import LARGEST_SIZE, graph_sizes
 from worker.core.step import StepPlan
 from worker.runner import torch_loading
 from worker.runner.decode_graphs import DecodeGraphs, RecordingError, Replay
+from worker.runner.step_computer import StepComputer
 from worker.runner.torch_config import TorchRunnerConfig
 
 PROMPT = list(range(3, 40))
@@ -168,6 +169,40 @@ def test_a_worker_whose_steps_cannot_be_recorded_serves_without(
     (warning,) = [line for line in logs if line["log_level"] == "warning"]
     assert "each step is launched kernel by kernel" in warning["event"]
     assert why in warning["why"]
+    assert len(driver.generate(0, PROMPT, 5)) == 5
+
+
+def test_what_could_not_be_measured_is_not_recorded_later() -> None:
+    """Behaviour 62: the pool has taken the rest of the device, and nothing was left for them."""
+    tried: list[int] = []
+
+    def fails_at_first(compute: Callable[[], None]) -> Replay:
+        tried.append(1)
+        return failing(compute) if len(tried) == 1 else record(compute)
+
+    runner = ReplayedOnCpu(config(), fails_at_first)
+    with capture_logs() as logs:
+        driver = RunnerDriver(runner)
+    assert len(tried) == 1
+    assert [line["why"] for line in logs if line["log_level"] == "warning"] == [
+        "operation not permitted when stream is capturing"
+    ]
+    assert len(driver.generate(0, PROMPT, 5)) == 5
+
+
+@pytest.mark.parametrize("why", ["no kernel image is available", "CUDA out of memory"])
+def test_steps_of_decodes_that_fail_in_their_trial_are_not_recorded(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attention that cannot plan so many decodes on the device can plan them from the host."""
+    counting = Counting()
+
+    def fails(_computer: StepComputer, _size: int) -> Tensor:
+        raise RuntimeError(why)
+
+    monkeypatch.setattr(StepComputer, "try_decodes", fails)
+    with capture_logs() as logs:
+        driver = RunnerDriver(ReplayedOnCpu(config(), counting))
+    assert counting.recordings == 0
+    assert [line["why"] for line in logs if line["log_level"] == "warning"] == [why]
     assert len(driver.generate(0, PROMPT, 5)) == 5
 
 

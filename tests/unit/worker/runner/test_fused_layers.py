@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -112,6 +114,37 @@ def test_elsewhere_torch_computes(device: str, fused: bool) -> None:
         ops = choose_layer_ops(shape(), torch.device(device), torch.float32, fused=fused)
     assert (ops.add_and_norm, ops.rotate_and_keep) == (PLAIN.add_and_norm, PLAIN.rotate_and_keep)
     assert logs == []
+
+
+class FailsToImport(ModuleType):
+    """A module that raises where something is imported from it."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(name)
+        self._error = error
+
+    def __getattr__(self, name: str) -> object:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "why"),
+    [
+        (ImportError("No module named 'triton'"), "info", "No module named 'triton' (pip install 'radixfleet[gpu]')"),
+        (OSError("libcuda.so.1: cannot open"), "warning", "OSError: libcuda.so.1: cannot open"),
+        (TypeError("jit() got an argument"), "warning", "TypeError: jit() got an argument"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_triton_that_cannot_be_imported_is_passed_by(
+    error: Exception, level: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "worker.model.fused_ops", FailsToImport("worker.model.fused_ops", error))
+    with capture_logs() as logs:
+        ops = choose_layer_ops(shape(), torch.device("cuda"), torch.bfloat16)
+    assert (ops.add_and_norm, ops.rotate_and_keep) == (PLAIN.add_and_norm, PLAIN.rotate_and_keep)
+    (line,) = logs
+    assert (line["log_level"], line["why"]) == (level, why)
 
 
 @pytest.mark.parametrize(

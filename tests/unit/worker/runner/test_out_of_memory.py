@@ -116,6 +116,19 @@ def test_penalties_grammars_and_log_probabilities_survive_it(
         assert scheduled.logprobs[uid] == pytest.approx(expected.logprobs[uid], abs=1e-3)
 
 
+def test_where_the_logits_find_no_room_fewer_sequences_are_sampled_from(scarce: ScarceRunner) -> None:
+    """Behaviours 9, 62: some drawn, some greedy, of all some log probabilities, which are of copies of the logits."""
+    submits = [msgspec.structs.replace(submit, logprobs=2) for submit in requests(6, 4)]
+    expected = served(scarce, submits, 2)
+    scarce.step_bytes = int(0.4 * scarce.peak_bytes)
+    scheduled = served(scarce, submits, 2)
+    assert scheduled.scheduler.counters.out_of_memory_sampling > 0
+    assert scheduled.scheduler.counters.failed_requests == 0
+    assert scheduled.tokens() == expected.tokens()
+    for uid in range(6):
+        assert scheduled.logprobs[uid] == pytest.approx(expected.logprobs[uid], abs=1e-3)
+
+
 def test_without_any_memory_requests_fail_and_the_runner_goes_on(scarce: ScarceRunner) -> None:
     submits = requests(3, 40)
     expected = served(scarce, submits, 1).tokens()
