@@ -55,6 +55,7 @@ class Wanted:
     context_length: int | None = None
     chunked_prefill_size: int | None = None
     max_running_requests: int | None = None
+    cuda_graphs: bool = True
     shards: int = 1
     """Devices that share the model by tensor parallelism: to tell how many it would take."""
 
@@ -100,6 +101,8 @@ class Wanted:
     @property
     def graphs_bytes(self) -> int:
         """CUDA graphs of steps of decodes, on each device."""
+        if not self.cuda_graphs:
+            return 0
         return estimate_graphs(self.config, rows=self.rows, element_bytes=self.weights.kv_bytes)
 
     def plan(self) -> MemoryPlan:
@@ -156,10 +159,7 @@ def explanation(wanted: Wanted) -> list[str]:
     ]
     if wanted.weights_bytes < wanted.device.usable_bytes:
         lines.append(_activations(wanted))
-        lines.append(
-            f"CUDA graphs: {format_bytes(wanted.graphs_bytes)} (estimate; measured at start too) for steps of up to "
-            f"{graph_sizes(wanted.rows)[-1]} decodes; --no-cuda-graphs does without"
-        )
+        lines.append(_graphs(wanted))
     if wanted.device.reserved_bytes:
         lines.append(
             f"device: {_both_units(wanted.device.total_bytes)}, less {format_bytes(wanted.device.reserved_bytes)} for "
@@ -177,6 +177,15 @@ def _activations(wanted: Wanted) -> str:
         f"layer on {wanted.chunk:,} prompt tokens and {wanted.rows - 1} decodes, {format_bytes(parts.layer)}, and "
         f"sampling {wanted.rows} tokens of {wanted.config.vocab_size:,}, {format_bytes(parts.sampling)}; and the table "
         f"of KV slots, {format_bytes(parts.rows)}"
+    )
+
+
+def _graphs(wanted: Wanted) -> str:
+    if not wanted.cuda_graphs:
+        return "CUDA graphs: none (--no-cuda-graphs): each step is launched kernel by kernel, and decodes slower"
+    return (
+        f"CUDA graphs: {format_bytes(wanted.graphs_bytes)} (estimate; measured at start too) for steps of up to "
+        f"{graph_sizes(wanted.rows)[-1]} decodes; --no-cuda-graphs does without"
     )
 
 

@@ -38,6 +38,7 @@ _AS = "With --plan, as for a worker."
 @click.option("--context-length", type=click.IntRange(2), help=_AS)
 @click.option("--chunked-prefill-size", type=click.IntRange(1), help=_AS)
 @click.option("--max-running-requests", type=click.IntRange(1, 4096), help=_AS)
+@click.option("--cuda-graphs/--no-cuda-graphs", default=True, show_default=True, help=_AS)
 @json_option
 def doctor(
     model: str | None, device: str, device_memory: str | None, dtype: str, *, plan: bool, as_json: bool, **settings: Any
@@ -54,6 +55,7 @@ def doctor(
     \b
     radixfleet doctor --plan --model llama-3.1-70b --device H100-80 --dtype fp8
     radixfleet doctor --plan --model ./my-model/config.json --device 24GiB --context-length 8192
+    radixfleet doctor --plan --model smollm2-135m --device 1GiB --no-cuda-graphs
     """
     if plan:
         _plan(model, device_memory or device, _SHORT.get(dtype, dtype), as_json=as_json, **settings)
@@ -80,9 +82,9 @@ def _plan(model: str | None, device: str, dtype: str, *, as_json: bool, **settin
 
 def _refuse_given(names: list[str]) -> None:
     context = click.get_current_context()
-    for name in names:
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--{name.replace('_', '-')} goes with --plan")
+    for parameter in context.command.params:
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{'/'.join([*parameter.opts, *parameter.secondary_opts])} goes with --plan")
 
 
 def _inspect(model: str | None, device: str, device_memory: str | None, *, as_json: bool) -> None:

@@ -78,6 +78,21 @@ def test_the_text_explains_every_number_and_says_which_bound_binds(radixfleet: R
     assert "mem_fraction_static 0.5 of the 6.54 GiB left after the weights  <- binds" in smaller
 
 
+def test_without_cuda_graphs_what_they_would_take_is_the_pools(radixfleet: Run) -> None:
+    """What a plan advises can be planned."""
+    arguments = ["--model", "smollm2-135m", "--device", "1GiB"]
+    _, recorded = plan(radixfleet, *arguments)
+    code, plain = plan(radixfleet, *arguments, "--no-cuda-graphs")
+    assert code == 0
+    taken_bytes = int(str(recorded["graphs_estimate_bytes"]))
+    assert taken_bytes > 50 << 20
+    assert plain["graphs_estimate_bytes"] == 0
+    assert "CUDA graphs: none (--no-cuda-graphs)" in "".join(plain["explanation"])  # type: ignore[arg-type]
+    pools = [told["pools"]["kv_bytes"] for told in (recorded, plain)]  # type: ignore[index]
+    assert abs(pools[1] - pools[0] - taken_bytes) < 16 * int(str(plain["kv_bytes_per_token"])), "but for a page"
+    assert "--no-cuda-graphs" in radixfleet("doctor", "--help")[1]
+
+
 @pytest.mark.parametrize("path", ["", "config.json"])
 def test_a_model_is_planned_from_its_configuration_alone(radixfleet: Run, tmp_path: Path, path: str) -> None:
     (tmp_path / "config.json").write_text((tiny_model() / "config.json").read_text())
@@ -174,6 +189,7 @@ def test_devices_are_listed_smallest_first() -> None:
         (["--plan", "--model", "demo"], "needs a --model and a --device"),
         (["--plan", "--device", "L4"], "needs a --model and a --device"),
         (["--page-size", "16"], "--page-size goes with --plan"),
+        (["--no-cuda-graphs"], "--no-cuda-graphs goes with --plan"),
     ],
 )
 def test_wrong_use_is_answered_with_what_to_write(radixfleet: Run, arguments: list[str], words: str) -> None:
