@@ -51,12 +51,18 @@ class CuttableWire:
         if self._refuses:
             writer.transport.abort()
             return
+        self._writers.add(writer)  # before its other end is there: what is cut meanwhile is closed, too
         try:
             far_reader, far_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
+            self._writers.discard(writer)
             writer.transport.abort()
             return
-        self._writers |= {writer, far_writer}
+        if writer.is_closing():
+            self._writers.discard(writer)
+            far_writer.transport.abort()
+            return
+        self._writers.add(far_writer)
         for source, sink in ((reader, far_writer), (far_reader, writer)):
             task = asyncio.create_task(self._pump(source, sink))
             self._tasks.add(task)
