@@ -85,8 +85,9 @@ async def serve(settings: WorkerSettings, spec: TokenizerSpec, engine: EngineHan
             if not gave_up.cancelled():
                 click.echo(f"{name}: the engine cannot be kept running: {gave_up.result()}", err=True)
                 return FAILED
-        finished, aborted = await worker.requests.drain(settings.drain_grace_s)
-        console.print(f"{name}: drained; {counted(finished, 'request')} finished, {aborted} aborted", soft_wrap=True)
+        drained = await worker.requests.drain(settings.drain_grace_s)
+        ended = f"{counted(drained.finished, 'request')} finished, {drained.aborted} aborted"
+        console.print(f"{name}: drained; {ended}", soft_wrap=True)
     return OK
 
 

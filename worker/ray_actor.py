@@ -56,7 +56,7 @@ class WorkerActor:
         self._engine: EngineHandle | None = None
         self._failure = ""
         self._ending = asyncio.Event()
-        self._draining: asyncio.Task[tuple[int, int]] | None = None
+        self._draining: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._node_id = ray.get_runtime_context().get_node_id()
         self._life = asyncio.get_running_loop().create_task(self._live(), name="worker")
@@ -113,13 +113,12 @@ class WorkerActor:
             self._routers = routers
             self._following = asyncio.create_task(self._worker.registration.follow(routers), name="follow routers")
 
-    async def _drain(self, grace_s: float | None) -> tuple[int, int]:
+    async def _drain(self, grace_s: float | None) -> None:
         if self._worker is None:
-            return 0, 0
+            return
         grace_s = grace_s if grace_s is not None else self._grace_s
-        outcome = await self._worker.requests.drain(grace_s)
-        _log.info("drained", worker=self._worker_id, finished_requests=outcome[0], aborted_requests=outcome[1])
-        return outcome
+        ended = await self._worker.requests.drain(grace_s)
+        _log.info("drained", worker=self._worker_id, finished_requests=ended.finished, aborted_requests=ended.aborted)
 
     async def _live(self) -> None:
         try:

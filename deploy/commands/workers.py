@@ -24,6 +24,7 @@ from radixfleet.client import Client
 from radixfleet.counts import counted
 from radixfleet.endpoint import Endpoint
 
+_FAILED = 1
 _QUIET_S = 0.5
 _AWAITED_S = 2.0
 """So long nothing is said of a router that has said nothing yet."""
@@ -83,23 +84,29 @@ def workers(context: click.Context, endpoint: Endpoint, *, watch: bool, as_json:
 )
 @json_option
 @endpoint_option
-def drain(worker_id: str, grace_s: float | None, endpoint: Endpoint, *, as_json: bool) -> None:
+def drain(worker_id: str, grace_s: float | None, endpoint: Endpoint, *, as_json: bool) -> int:
     """Send WORKER nothing new, and wait until it is empty. It serves nothing until it is resumed.
 
     \b
     radixfleet workers drain worker-0
     radixfleet workers drain worker-0 --grace 30 --json | jq .aborted_requests
 
-    Interrupted, the command stops waiting; the worker still gets nothing new until it is resumed.
+    Interrupted, the command stops waiting; the worker still gets nothing new until it is resumed. Resumed by somebody
+    else meanwhile, the worker is not empty, and the command fails (1).
     """
     outcome = asyncio.run(_drain(endpoint, worker_id, grace_s, tells=not as_json))
+    counts = f"{counted(outcome.finished_requests, 'request')} finished, {outcome.aborted_requests} aborted"
     if as_json:
         click.echo(json.dumps({"worker": worker_id, **dataclasses.asdict(outcome)}))
-        return
-    counts = f"{counted(outcome.finished_requests, 'request')} finished, {outcome.aborted_requests} aborted"
+    if outcome.resumed:
+        click.echo(f"{worker_id} was resumed meanwhile, is not empty: {counts}. It serves again", err=True)
+        return _FAILED
+    if as_json:
+        return 0
     click.echo(f"{worker_id} is empty: {counts}. Back to work: radixfleet workers resume {worker_id}")
     for model in _unserved_without(worker_id, asyncio.run(_workers(endpoint))):
         click.echo(f"nobody serves {model} now: its requests are refused until a worker is back", err=True)
+    return 0
 
 
 @workers.command()

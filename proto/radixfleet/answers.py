@@ -244,3 +244,5 @@ class DrainOutcome:
 
     finished_requests: int
     aborted_requests: int
+    resumed: bool = False
+    """The drain was called off by `resume`: the worker serves again, and need not be empty."""

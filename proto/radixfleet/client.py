@@ -312,10 +312,13 @@ class Client:
     async def drain(
         self, worker_id: str, *, grace_s: float | None = None, timeout_s: float | None = None
     ) -> DrainOutcome:
-        """Send a worker nothing new, and wait until it is empty; what runs after `grace_s` seconds is aborted."""
+        """Send a worker nothing new, and wait until it is empty; what runs after `grace_s` seconds is aborted.
+
+        Ends early, and says so, when somebody resumes the worker meanwhile.
+        """
         request = fleet_pb2.DrainWorkerRequest(worker_id=utf8(worker_id, "worker_id"), grace_s=grace_s)
         response = await self._call(self._fleet.Drain, request, timeout_s)
-        return DrainOutcome(response.finished_requests, response.aborted_requests)
+        return DrainOutcome(response.finished_requests, response.aborted_requests, response.resumed)
 
     async def resume(self, worker_id: str, *, timeout_s: float | None = None) -> None:
         """Put a drained, or draining, worker back to work."""

@@ -122,7 +122,8 @@ class Console:
                 done = await self._registry.drain(worker, order.grace_s)
             except grpc.aio.AioRpcError as error:
                 raise failure_of(error, worker.name).error from error
-            return OrderAnswer("drained", done.finished_requests, done.aborted_requests)
+            state = "serving" if done.resumed else "drained"
+            return OrderAnswer(state, done.finished_requests, done.aborted_requests)
 
         task = asyncio.create_task(drain(), name=f"drain {worker.name}")
         self._drains.add(task)

@@ -104,7 +104,7 @@ class WorkerConnection:
         return self.channel
 
     async def drain(self, grace_s: float | None) -> worker_pb2.DrainResponse:
-        """Tell the worker to drain; returns when it is empty. Raises AioRpcError."""
+        """Tell the worker to drain; returns when it is empty, or resumed. Raises AioRpcError."""
         return await self._any_speaker.drain(grace_s) or await self._emptied(grace_s)
 
     async def close(self) -> None:
@@ -115,13 +115,17 @@ class WorkerConnection:
             await self.channel.close(None)
 
     async def _emptied(self, grace_s: float | None) -> worker_pb2.DrainResponse:
-        """Wait until our own requests there have ended: all that can be known of an engine that does not drain."""
+        """Wait until our own requests there have ended: all that can be known of an engine that does not drain.
+
+        Ends too when somebody resumes it.
+        """
         running = self.state.books.own_requests
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while self.state.books.own_requests:  # noqa: ASYNC110  rare, and books know nothing of events
+                while self.state.drain_wanted and self.state.books.own_requests:  # noqa: ASYNC110  rare, and books know nothing of events
                     await asyncio.sleep(_EMPTY_POLL_S)
-        return worker_pb2.DrainResponse(finished_requests=max(0, running - self.state.books.own_requests))
+        finished = max(0, running - self.state.books.own_requests)
+        return worker_pb2.DrainResponse(finished_requests=finished, resumed=not self.state.drain_wanted)
 
     async def resume(self) -> None:
         """Tell the worker to take requests again. Raises AioRpcError."""

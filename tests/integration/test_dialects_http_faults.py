@@ -326,6 +326,20 @@ async def test_addresses_that_are_none() -> None:
                 await fleet.client.register(address)
 
 
+async def test_the_drain_of_an_engine_ends_when_it_is_resumed() -> None:
+    gate = asyncio.Event()
+    engine = OpenAiEngine(gate=gate)
+    async with behind_router(engine) as fleet:
+        running = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=3))
+        await until(lambda: engine.running == 1)
+        drained = asyncio.create_task(fleet.client.drain(engine.worker_id))
+        await until(lambda: fleet.state(engine).ineligible_reason == "draining")
+        await fleet.client.resume(engine.worker_id)
+        assert (await drained).resumed, "it still runs"
+        gate.set()
+        assert (await running).token_ids
+
+
 async def test_an_engine_is_drained_by_waiting() -> None:
     """Behaviour 54."""
     gate = asyncio.Event()

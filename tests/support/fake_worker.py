@@ -406,7 +406,9 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
         worker.status = WorkerStatus.DRAINING
         worker.publish()
         await _pass(worker.drain_gate)
-        return worker_pb2.DrainResponse(finished_requests=worker.count("finished"))
+        return worker_pb2.DrainResponse(
+            finished_requests=worker.count("finished"), resumed=worker.status is WorkerStatus.SERVING
+        )
 
     async def Resume(
         self, request: worker_pb2.ResumeRequest, context: grpc.aio.ServicerContext[Any, Any]

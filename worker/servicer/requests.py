@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -38,6 +39,17 @@ _REFUSALS = {
 }
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How the requests ended that ran when the drain began."""
+
+    finished: int
+    """By themselves."""
+    aborted: int
+    is_resumed: bool
+    """The drain was called off: the worker takes requests again, and need not be empty."""
 
 
 class RunningRequests:
@@ -122,24 +134,22 @@ class RunningRequests:
             self._engine.abort(uid)
         return True
 
-    async def drain(self, grace_s: float, *, resumable: bool = False) -> tuple[int, int]:
+    async def drain(self, grace_s: float, *, resumable: bool = False) -> Drained:
         """Take no new requests, and wait for those running; after the grace they are aborted.
 
-        `resumable`: `resume` calls it off; else the worker is about to end, and nothing does. Returns how many requests
-        finished by themselves and how many were aborted.
+        `resumable`: `resume` calls it off; else the worker is about to end, and nothing does.
         """
         self._is_leaving |= not resumable
         self._observer.feed.drain()
         running = len(self._running)
         resumed = self._resumed
-        if await self._is_empty_within(grace_s, resumed):
-            return running, 0
-        if resumed.is_set() and resumable:
-            return running - len(self._running), 0
+        is_empty = await self._is_empty_within(grace_s, resumed)
+        if is_empty or (resumed.is_set() and resumable):
+            return Drained(running - min(running, len(self._running)), 0, is_resumed=resumed.is_set())
         aborted = sum([self.abort(execution_id) for execution_id in tuple(self._running)])
         if not await self._is_empty_within(_FLUSH_S):
             _log.warning("clients did not read the end of their requests", requests=len(self._running))
-        return running - aborted, aborted
+        return Drained(running - aborted, aborted, is_resumed=resumed.is_set())
 
     def resume(self) -> None:
         """Take requests again: a drain that waits ends, and aborts nothing. Raises Unavailable on the way out."""

@@ -81,8 +81,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
         grace_s = request.grace_s if request.HasField("grace_s") else self._drain_grace_s
         if not 0 <= grace_s <= _MAX_GRACE_S:  # refuses NaN, too
             raise InvalidRequest(f"grace_s must be from 0 to {_MAX_GRACE_S:g}, got {grace_s}", field="grace_s")
-        finished, aborted = await self._requests.drain(grace_s, resumable=True)
-        return worker_pb2.DrainResponse(finished_requests=finished, aborted_requests=aborted)
+        drained = await self._requests.drain(grace_s, resumable=True)
+        return worker_pb2.DrainResponse(
+            finished_requests=drained.finished, aborted_requests=drained.aborted, resumed=drained.is_resumed
+        )
 
     async def Resume(self, request: worker_pb2.ResumeRequest, context: _Context) -> worker_pb2.ResumeResponse:
         """The end of a drain."""

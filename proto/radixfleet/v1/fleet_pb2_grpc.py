@@ -137,7 +137,7 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Sends the worker no new requests and tells it to drain; returns when it is empty.
+        """Sends the worker no new requests and tells it to drain; returns when it is empty, or when Resume calls it off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -57,7 +57,7 @@ class FleetStub:
     Register: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RegisterRequest, _fleet_pb2.RegisterResponse]
     """Adds a worker by address; the router dials it and keeps dialling. Registering again is harmless."""
     Drain: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _worker_pb2.DrainResponse]
-    """Sends the worker no new requests and tells it to drain; returns when it is empty."""
+    """Sends the worker no new requests and tells it to drain; returns when it is empty, or when Resume calls it off."""
     Resume: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ResumeWorkerRequest, _worker_pb2.ResumeResponse]
     """Puts a drained, or draining, worker back to work."""
     Remove: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.RemoveRequest, _fleet_pb2.RemoveResponse]
@@ -91,7 +91,7 @@ class FleetAsyncStub(FleetStub):
     Register: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RegisterRequest, _fleet_pb2.RegisterResponse]  # type: ignore[assignment]
     """Adds a worker by address; the router dials it and keeps dialling. Registering again is harmless."""
     Drain: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """Sends the worker no new requests and tells it to drain; returns when it is empty."""
+    """Sends the worker no new requests and tells it to drain; returns when it is empty, or when Resume calls it off."""
     Resume: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ResumeWorkerRequest, _worker_pb2.ResumeResponse]  # type: ignore[assignment]
     """Puts a drained, or draining, worker back to work."""
     Remove: _aio.UnaryUnaryMultiCallable[_fleet_pb2.RemoveRequest, _fleet_pb2.RemoveResponse]  # type: ignore[assignment]
@@ -164,7 +164,7 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """Sends the worker no new requests and tells it to drain; returns when it is empty."""
+        """Sends the worker no new requests and tells it to drain; returns when it is empty, or when Resume calls it off."""
 
     @_abc_1.abstractmethod
     def Resume(

@@ -721,17 +721,21 @@ class DrainResponse(_message.Message):
 
     FINISHED_REQUESTS_FIELD_NUMBER: _builtins.int
     ABORTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
     finished_requests: _builtins.int
     aborted_requests: _builtins.int
+    resumed: _builtins.bool
+    """Resume called the drain off: the worker serves again, and need not be empty."""
     def __init__(
         self,
         *,
         finished_requests: _builtins.int = ...,
         aborted_requests: _builtins.int = ...,
+        resumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_requests", b"aborted_requests", "finished_requests", b"finished_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted_requests", b"aborted_requests", "finished_requests", b"finished_requests", "resumed", b"resumed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,7 +113,8 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left.
+        """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left, or
+        when Resume calls it off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

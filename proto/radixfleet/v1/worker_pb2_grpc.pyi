@@ -47,7 +47,9 @@ class WorkerStub:
     at least every second as a heartbeat.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]
-    """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left."""
+    """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left, or
+    when Resume calls it off.
+    """
     Resume: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ResumeRequest, _worker_pb2.ResumeResponse]
     """Takes requests again after Drain; a Drain that still waits returns at once and aborts nothing. UNAVAILABLE when the
     worker drains because it is to end.
@@ -76,7 +78,9 @@ class WorkerAsyncStub(WorkerStub):
     at least every second as a heartbeat.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_worker_pb2.DrainRequest, _worker_pb2.DrainResponse]  # type: ignore[assignment]
-    """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left."""
+    """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left, or
+    when Resume calls it off.
+    """
     Resume: _aio.UnaryUnaryMultiCallable[_worker_pb2.ResumeRequest, _worker_pb2.ResumeResponse]  # type: ignore[assignment]
     """Takes requests again after Drain; a Drain that still waits returns at once and aborts nothing. UNAVAILABLE when the
     worker drains because it is to end.
@@ -132,7 +136,9 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DrainResponse, _abc.Awaitable[_worker_pb2.DrainResponse]]:
-        """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left."""
+        """No new requests; running ones finish or are aborted when the grace is over. Returns when none is left, or
+        when Resume calls it off.
+        """
 
     @_abc_1.abstractmethod
     def Resume(

@@ -29,6 +29,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         self.key: str | None = None
         self.drained: list[tuple[str, float | None]] = []
         self.resumed: list[str] = []
+        self.is_resumed_meanwhile = False
         self.updates: list[fleet_pb2.FleetUpdate] = []
         self.listed = [entry("w1", "a-model", "draining"), entry("w2", "a-model", "")]
 
@@ -44,7 +45,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
     async def Drain(self, request, context):
         self._check(request.worker_id, context)
         self.drained.append((request.worker_id, request.grace_s if request.HasField("grace_s") else None))
-        return worker_pb2.DrainResponse(finished_requests=2, aborted_requests=1)
+        return worker_pb2.DrainResponse(finished_requests=2, aborted_requests=1, resumed=self.is_resumed_meanwhile)
 
     async def Resume(self, request, context):
         self._check(request.worker_id, context)
@@ -134,7 +135,19 @@ def test_a_script_gets_one_object_and_the_workers_own_grace(radixfleet, fleet):
     fake, address = fleet
     code, out, err = radixfleet("workers", "drain", "w1", "--json", "--endpoint", address)
     assert (code, err, fake.drained) == (0, "", [("w1", None)])
-    assert json.loads(out) == {"worker": "w1", "finished_requests": 2, "aborted_requests": 1}
+    assert json.loads(out) == {"worker": "w1", "finished_requests": 2, "aborted_requests": 1, "resumed": False}
+
+
+@pytest.mark.usefixtures("_long")
+def test_a_worker_that_somebody_resumed_while_it_drained_is_not_empty(radixfleet, fleet):
+    fake, address = fleet
+    fake.is_resumed_meanwhile = True
+    code, out, err = radixfleet("workers", "drain", "w1", "--endpoint", address)
+    assert (code, out) == (1, "")
+    assert "w1 was resumed meanwhile, is not empty: 2 requests finished, 1 aborted" in err
+    code, out, err = radixfleet("workers", "drain", "w1", "--json", "--endpoint", address)
+    assert (code, json.loads(out)["resumed"]) == (1, True)
+    assert "w1 was resumed meanwhile" in err
 
 
 @pytest.mark.parametrize("command", ["drain", "resume"])

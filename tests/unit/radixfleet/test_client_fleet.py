@@ -296,7 +296,7 @@ async def test_what_an_operator_does():
         assert await client.abort("e2") is False
         with pytest.raises(UnknownWorker, match="no worker w9"):
             await client.drain("w9")
-    assert (drained.finished_requests, drained.aborted_requests) == (2, 1)
+    assert (drained.finished_requests, drained.aborted_requests, drained.resumed) == (2, 1, False)
     register, drain, remove, unset = fleet.requests
     assert register.address == "h:3"
     assert (drain.worker_id, drain.grace_s) == ("w1", 1.5)

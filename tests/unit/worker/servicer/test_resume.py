@@ -23,7 +23,7 @@ async def test_a_drained_worker_takes_requests_again():
         Client(worker.address, retry=RetryPolicy(retries=0)) as client,
     ):
         stub = worker_pb2_grpc.WorkerStub(channel)
-        await stub.Drain(worker_pb2.DrainRequest(grace_s=1))
+        assert not (await stub.Drain(worker_pb2.DrainRequest(grace_s=1))).resumed
         with pytest.raises(Unavailable, match="draining"):
             await client.complete("hello", max_new_tokens=2)
         await stub.Resume(worker_pb2.ResumeRequest())
@@ -44,7 +44,8 @@ async def test_a_drain_that_waits_is_called_off_and_aborts_nothing():
         draining = asyncio.create_task(_drained(stub))
         await until(lambda: worker.feed.status is WorkerStatus.DRAINING)
         await stub.Resume(worker_pb2.ResumeRequest())
-        assert (await draining).aborted_requests == 0
+        drained = await draining
+        assert (drained.finished_requests, drained.aborted_requests, drained.resumed) == (0, 0, True)
         assert (await answer).usage.completion_tokens == 40
 
 
