@@ -30,18 +30,22 @@ def sample(logits: Tensor, batch: SamplingBatch, winners: Winners = winners_by_b
     _ban(logits, batch.banned)
     if logits.device.type == "cpu":
         return _sample_on_host(logits, batch, winners)
-    largest, tokens = logits.max(dim=1)
-    drawing = np.flatnonzero(batch.temperature > 0)
-    if len(drawing):
-        rows = upload_indices(drawing, logits.device)
-        tokens[rows] = _draw(logits[rows], largest[rows], batch.of(drawing))
-    return without_failed(largest, tokens)
+    return _sample_on_device(logits, batch)
 
 
 def without_failed(largest: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """What `sample` returns, of rows whose logits have these maxima."""
     failed = ~torch.isfinite(largest)
     return tokens.masked_fill_(failed, 0), failed
+
+
+def _sample_on_device(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
+    largest, tokens = logits.max(dim=1)
+    drawing = np.flatnonzero(batch.temperature > 0)
+    if len(drawing):
+        rows = upload_indices(drawing, logits.device)
+        tokens[rows] = _draw(logits[rows], largest[rows], batch.of(drawing))
+    return without_failed(largest, tokens)
 
 
 def _sample_on_host(logits: Tensor, batch: SamplingBatch, winners: Winners) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from worker.runner.row_edits import RowEdits
 from worker.runner.rows import RowState
 from worker.runner.step_computer import StepComputer
 from worker.runner.step_sampler import StepSampler
+from worker.sampling import filters, sampler
 
 CPU = torch.device("cpu")
 
@@ -59,8 +60,18 @@ BIG_VOCABULARY = {"hidden_size": 64, "intermediate_size": 128, "num_heads": 2, "
     ],
 )
 def test_the_estimate_of_activations_is_what_a_worker_measures(
-    sizes: dict[str, int], vocab_size: int, chunk: int, rows: int, context: int, part: str, dtype: torch.dtype
+    sizes: dict[str, int],
+    vocab_size: int,
+    chunk: int,
+    rows: int,
+    context: int,
+    part: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A worker on a GPU: on a CPU tokens are drawn with next to no memory, which no plan is asked about."""
+    monkeypatch.setattr(sampler, "_sample_on_host", lambda logits, batch, _: sampler._sample_on_device(logits, batch))
+    monkeypatch.setattr(filters, "kernel_or", lambda other, _device: other)
     config = shape(**sizes, vocab_size=vocab_size, num_layers=1, max_context_tokens=4096)
     estimate = estimate_activations(config, chunk=chunk, rows=rows, context=context, element_bytes=dtype.itemsize)
     assert (estimate.layer > estimate.sampling) is (part == "layer")
