@@ -154,6 +154,12 @@ def test_draws_depend_on_seed_and_position_alone(driver: RunnerDriver) -> None:
     assert again == drawn[6:]
 
 
+def test_the_likeliest_token_alone_is_greedy(driver: RunnerDriver) -> None:
+    greedy = driver.generate(0, PROMPT, 12)
+    for row, seed in ((1, 7), (2, 8)):
+        assert driver.generate(row, PROMPT, 12, temperature=5.0, top_k=1, seed=seed) == greedy
+
+
 @pytest.mark.parametrize("values", [{}, {"temperature": 1.0, "seed": 3}])
 def test_stop_tokens_wait_for_the_minimum(driver: RunnerDriver, values: dict[str, float]) -> None:
     """Behaviour 33: every stop token is masked below min_new_tokens, and none from there on."""

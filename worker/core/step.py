@@ -67,6 +67,11 @@ class RowStart(msgspec.Struct, frozen=True, array_like=True):
     history: Int32Array | None = None
     """The prompt and what was generated so far, where `edits` or `prompt_logprobs` need it."""
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken. With `top_k` 1 too: the filter alone would keep all that are equal."""
+        return self.temperature == 0.0 or self.top_k == 1
+
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One step. Immutable once planned."""

@@ -40,7 +40,7 @@ class RowState:
         """A request takes a row: what the row held before is forgotten."""
         row = start.row
         self.table[row, : len(start.prefix_slots)] = upload(start.prefix_slots.astype(np.int32), self._device)
-        self._temperature[row] = start.temperature
+        self._temperature[row] = 0.0 if start.is_greedy else start.temperature
         self._top_k[row] = start.top_k
         self._top_p[row] = start.top_p
         self._min_p[row] = start.min_p

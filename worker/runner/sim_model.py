@@ -56,8 +56,7 @@ class HashModel:
         self._parameters[row] = start
         self._logprobs.start(start)
         self._broken[row] = False
-        is_greedy = start.temperature == 0.0
-        self._salts[row] = 0 if is_greedy else mix(np.array([start.seed], dtype=np.uint64), np.uint64(1))[0]
+        self._salts[row] = 0 if start.is_greedy else mix(np.array([start.seed], dtype=np.uint64), np.uint64(1))[0]
 
     def compute(self, plan: StepPlan) -> tuple[Int32Array, StepLogprobs | None]:
         """Write the slots. Returns the token that each sequence samples, and what is to be told of tokens."""

@@ -225,14 +225,18 @@ class SamplingParams(_message.Message):
     temperature: _builtins.float
     """0 is greedy. Default 1. At most 100."""
     top_p: _builtins.float
-    """Keep the smallest set of tokens whose probabilities sum to top_p. In (0, 1]. Default 1."""
+    """Keep the smallest set of tokens whose probabilities sum to top_p, and those as likely as the last of it. In (0, 1].
+    Default 1.
+    """
     top_k: _builtins.int
-    """Keep the k most likely tokens. 0 or -1: all. Default 0."""
+    """Keep the k most likely tokens, and those as likely as the last of them. 1 is greedy, at any temperature. 0 or -1:
+    all. Default 0.
+    """
     min_p: _builtins.float
     """Keep tokens at least min_p times as likely as the likeliest. In [0, 1]. Default 0."""
     seed: _builtins.int
-    """With a seed, draws depend on the seed and the position alone: the same logits give the same tokens. Logits are equal
-    to the last bit only with deterministic inference. Default: a fresh seed for each request.
+    """With a seed, of the whole range, draws depend on the seed and the position alone: the same logits give the same
+    tokens. Logits are equal to the last bit only with deterministic inference. Default: a fresh seed for each request.
     """
     max_new_tokens: _builtins.int
     """At most this many tokens. Default: 256, or what the context leaves when that is less. A value that the context or the

@@ -68,6 +68,17 @@ def test_greedy_rows_need_no_logits() -> None:
     assert drawn(HIDDEN, [row_start(2), row_start(0)]) == (["likeliest"], [6, 3], [False, False])
 
 
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 0}], ids=["without logits", "from logits"])
+def test_the_likeliest_one_is_the_first_of_those_that_are_equal(asked: dict[str, Any]) -> None:
+    """top_k 1 is greedy at any temperature, whatever the seed; the filter alone would keep all the equal ones."""
+    hidden = torch.zeros(2, VOCAB)
+    hidden[:, [3, 5, 8]] = 4.0
+    for seed in range(20):
+        values = {"temperature": 2.0, "top_k": 1, "seed": seed, **asked}
+        head_asked, tokens, _ = drawn(hidden, [row_start(2, **values), row_start(0, **values)])
+        assert (head_asked, tokens) == (["logits" if asked else "likeliest"], [3, 3])
+
+
 def test_a_nan_fails_its_row_alone_also_without_logits() -> None:
     """Behaviour 35."""
     hidden = HIDDEN.clone()
