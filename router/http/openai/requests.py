@@ -15,6 +15,8 @@ from radixfleet.types import MAX_LOGPROBS
 MAX_PROMPTS = 1024
 """In one request for completions."""
 MAX_TOKEN_ID = 2**32 - 1
+MAX_SEED = 2**64 - 1
+"""More than msgspec bounds: it is checked in translation."""
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 _Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
@@ -77,7 +79,8 @@ class Sampling(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), extra_json_schema={"maximum": MAX_SEED})] | None = None
+    """As over gRPC, 0 to 2^64 - 1; one below 0 is that seed modulo 2^64."""
     n: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)] | None = None
     max_tokens: _Count | None = None
     min_tokens: _Count | None = None

@@ -14,6 +14,7 @@ from radixfleet.v1 import inference_pb2
 from router.http.openai.constraints import checked_tools, grammar, refuse_other_names
 from router.http.openai.requests import (
     MAX_PROMPTS,
+    MAX_SEED,
     ChatRequest,
     CompletionRequest,
     Message,
@@ -125,6 +126,8 @@ def _sampling(request: Sampling) -> inference_pb2.SamplingParams:
     bias = {int(token_id): value for token_id, value in (request.logit_bias or {}).items()}
     if bias and max(bias) >= 2**32:
         raise InvalidRequest("logit_bias names token ids, which are below 2^32", field="logit_bias")
+    if request.seed is not None and request.seed > MAX_SEED:
+        raise InvalidRequest("seed must be at most 2^64 - 1", field="seed")
     return inference_pb2.SamplingParams(
         temperature=request.temperature,
         top_p=request.top_p,

@@ -91,9 +91,23 @@ def test_the_newer_name_of_the_limit_wins() -> None:
     assert chat(max_tokens=5, max_completion_tokens=6).sampling.max_new_tokens == 6
 
 
-def test_negative_seeds_are_seeds() -> None:
+def test_seeds_are_those_of_grpc_and_negative_ones_too() -> None:
+    for seed in (0, 1, 2**63 - 1, 2**63, 2**64 - 1):
+        assert chat(seed=seed).sampling.seed == seed
+        assert chat(seed=seed).sampling.HasField("seed")
     assert chat(seed=-1).sampling.seed == 2**64 - 1
-    assert chat(seed=0).sampling.HasField("seed")
+    assert chat(seed=-(2**63)).sampling.seed == 2**63
+
+
+@pytest.mark.parametrize("seed", [2**64, 10**30])
+def test_a_seed_beyond_them_is_refused(seed: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"seed must be at most 2\^64 - 1"):
+        chat(seed=seed)
+
+
+def test_a_seed_far_below_zero_is_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"seed"):
+        chat(seed=-(2**63) - 1)
 
 
 def test_a_schema_keeps_its_order_and_spelling() -> None:
