@@ -17,11 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as ProgressBar
 
 from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, UnfitWorkload, grpc_caller, simulated_fleet, survey
-from deploy.bench.fleet_results import RouterCost, Run, as_object, show, write_report
+from deploy.bench.fleet_results import RouterCost, Run, as_object, show, warnings, write_report
 from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
 from deploy.endpoints import endpoint_option
+from deploy.lab.experiment import ExperimentError, policy_names
 from deploy.numbers import Number
 from deploy.options import id_tokens_option, json_option, objective_options, report_option
+from deploy.outcomes import require_answers
 from deploy.progress import Progress as Told
 from loadtest.callers import Caller, CallFailed
 from loadtest.catalog import CATALOG
@@ -115,7 +117,9 @@ class _Asked:
     help="With --simulate and --http: size of each worker's KV pool.",
 )
 @objective_options
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same requests.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same requests."
+)
 @report_option
 @json_option
 @endpoint_option
@@ -162,6 +166,7 @@ def fleet(
         click.echo(json.dumps(as_object(demand, runs, summaries)))
     else:
         show(demand, runs, summaries)
+    require_answers(summaries, [line for line in warnings(runs) if as_json])
 
 
 def _part(kind: type[Part], given: dict[str, Any]) -> Part:
@@ -210,11 +215,10 @@ def _http_fleets(urls: Sequence[str], endpoint: Endpoint) -> list[HttpFleet]:
 
 
 def _policies(text: str) -> list[str]:
-    names = list(POLICY_NAMES) if text == "all" else text.split(",")
-    for name in names:
-        if name not in POLICY_NAMES:
-            raise click.BadParameter(f"no policy is called {name!r}; there are {', '.join(POLICY_NAMES)}, and all")
-    return names
+    try:
+        return policy_names(text)
+    except ExperimentError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:

@@ -22,6 +22,7 @@ from deploy.lab.simulation import prepare
 from deploy.lab.tables import results_tables, seeds_table
 from deploy.numbers import Number
 from deploy.options import Several, id_tokens_option, json_option, objective_options, report_option
+from deploy.outcomes import require_answers
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
 from loadtest.statistics import Objective, Summary
@@ -83,7 +84,9 @@ _NAMES = "\b\nWorkloads:\n" + "\n".join(f"  {name:17s} {entry.text}" for name, e
     help="Seconds by which a worker's reports are late.",
 )
 @objective_options
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same result."
+)
 @click.option(
     "--seeds",
     "num_seeds",
@@ -127,6 +130,9 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
     else:
         _print(facts, summaries)
         _print_errors(errors)
+    require_answers(
+        [summary for of_seed in summaries for summary in of_seed], [error for _, error in errors if as_json]
+    )
 
 
 def _run(experiment: Experiment, objective: Objective) -> tuple[list[Arrival], list[Run]]:

@@ -19,6 +19,8 @@ from router.policies import POLICY_NAMES, Policy, make_policy
 VOCAB_SIZE = 32_000
 DEFAULT_REQUESTS = 2000
 DEFAULT_LOAD = 0.7
+LONGEST_S = 1e9
+"""30 years, in which a float keeps times to less than a microsecond."""
 _AT_ONCE_S = 0.001
 """Requests that all come within such a time have no rate that would say anything."""
 
@@ -29,7 +31,7 @@ _TRACES = (
 
 
 class ExperimentError(ValueError):
-    """There is no such workload, policy or GPU. `str(error)` says what there is."""
+    """There is no such workload, policy or GPU, or it cannot be run. `str(error)` says what there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,7 @@ class Experiment:
 
     def chosen_policies(self) -> list[Policy]:
         """Raises ExperimentError."""
-        names = POLICY_NAMES if self.policies == "all" else self.policies.split(",")
-        for name in names:
-            if name not in POLICY_NAMES:
-                raise ExperimentError(f"no policy is called {name!r}; there are {', '.join(POLICY_NAMES)}, and all")
-        return [make_policy(name) for name in names]
+        return [make_policy(name) for name in policy_names(self.policies)]
 
     def presets(self) -> list[Preset]:
         """What each worker is. Raises ExperimentError."""
@@ -78,6 +76,15 @@ class Experiment:
 
     def arrivals(self) -> list[Arrival]:
         """The requests. Raises ExperimentError, TraceError, or OSError for a file that cannot be read."""
+        arrivals = self._arrivals()
+        if arrivals[-1].at_s > LONGEST_S:
+            raise ExperimentError(
+                f"the requests come over {arrivals[-1].at_s:.3g} s; the lab's clock keeps microseconds for "
+                f"{LONGEST_S:.3g} s: let them come {arrivals[-1].at_s / LONGEST_S:.3g} times as fast, or more"
+            )
+        return arrivals
+
+    def _arrivals(self) -> list[Arrival]:
         if self.workload in CATALOG:
             if self.speed is not None:
                 raise ExperimentError(f"--speed is for traces; {self.workload} is generated: give --load or --rate")
@@ -150,6 +157,17 @@ class Experiment:
     def _replayed(self, path: Path, rate: float | None) -> list[Arrival]:
         trace = Trace(path, self.speed or 1.0, rate, max_requests=self.requests, id_tokens=self.id_tokens)
         return trace.arrivals(vocab_size=VOCAB_SIZE, seed=self.seed)
+
+
+def policy_names(text: str) -> list[str]:
+    """Names with commas, or "all". Raises ExperimentError for one that is none, or that comes twice."""
+    names = list(POLICY_NAMES) if text == "all" else text.split(",")
+    for place, name in enumerate(names):
+        if name not in POLICY_NAMES:
+            raise ExperimentError(f"no policy is called {name!r}; there are {', '.join(POLICY_NAMES)}, and all")
+        if name in names[:place]:
+            raise ExperimentError(f"policy {name} is named twice; once is enough")
+    return names
 
 
 def offered_load(presets: Sequence[Preset], arrivals: Sequence[Arrival]) -> float:

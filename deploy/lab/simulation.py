@@ -289,7 +289,16 @@ class Simulation:
         place.sequence += len(evicted) > 0 or len(added) > 0
         report = StateReport(incarnation, place.sequence, load, evicted, added)
         self._note(at_s + self._setup.report_delay_s, self._take_report, (place, report))
-        self._note_report(place, at_s + (REPORT_S if worker.uids else HEARTBEAT_S))
+        self._note_report(place, at_s + REPORT_S if worker.uids else self._next_heartbeat_s(at_s))
+
+    def _next_heartbeat_s(self, at_s: float) -> float:
+        """Of an idle worker. While all are, nothing changes until the next request: only the heartbeat that routers
+        have last heard of by then is worth its time, so that a fleet may wait for years."""
+        arrivals = self._workload.arrivals
+        if self._requests or len(self._outcomes) == len(arrivals):
+            return at_s + HEARTBEAT_S
+        idle_s = arrivals[len(self._outcomes)].at_s - self._setup.report_delay_s - at_s
+        return at_s + HEARTBEAT_S * max(1, int(idle_s / HEARTBEAT_S))
 
     def _take_report(self, sent: tuple[_Place, StateReport]) -> None:
         place, report = sent

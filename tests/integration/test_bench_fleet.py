@@ -63,6 +63,17 @@ async def test_over_http_side_by_side(tmp_path):
     assert (alone[0], "serves fake-model: name one with --model" in alone[2]) == (2, True)
 
 
+async def test_where_nothing_is_answered_the_command_fails():
+    """After the figures: they tell why."""
+    async with running_fleet(1) as fleet:
+        code, out, err = await bench_fleet("--endpoint", fleet.router.address, *SHORT, "--timeout", "0.000001")
+        seed = await bench_fleet("--endpoint", fleet.router.address, "--seed", "-1")
+    assert (code, err.splitlines()[-1]) == (1, "Error: no request was answered"), err
+    assert "failed" in out
+    assert "Traceback" not in err
+    assert (seed[0], "--seed" in seed[2], "Traceback" in seed[2]) == (2, True, False)
+
+
 async def test_nobody_there_is_an_error_in_one_line():
     code, out, err = await bench_fleet("--http", "http://127.0.0.1:9")
     assert (code, out) == (1, "")

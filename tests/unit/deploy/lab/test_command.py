@@ -73,11 +73,16 @@ def test_a_trace_that_is_one_request_or_comes_at_once_has_no_rate(tmp_path: Path
 def test_where_nothing_is_answered_there_are_no_times(tmp_path: Path):
     trace = _trace_of(tmp_path / "long.jsonl", 200_000)
     page = tmp_path / "r.html"
-    printed = CliRunner().invoke(lab, ["--workload", trace, "--policy", "min_cost", "--report", str(page)]).stdout
+    result = CliRunner().invoke(lab, ["--workload", trace, "--policy", "min_cost", "--report", str(page)])
+    printed = result.stdout
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "Error: no request was answered")
     assert page.read_text().count("<td>-</td>") == 7
     times = printed.partition("TTFT s")[2].splitlines()[1]
     assert times.split() == ["min_cost", *"-------"]
     assert "min_cost: the prompt has 200000 tokens" in printed
+    result = CliRunner().invoke(lab, ["--workload", trace, "--policy", "min_cost", "--json"])
+    assert json.loads(result.stdout)["policies"][0]["failed"] == 1
+    assert (result.exit_code, "no request was answered: the prompt has 200000 tokens" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,27 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, arguments: list[str], 
     result = CliRunner().invoke(lab, [each.replace("TRACE", trace) for each in arguments])
     assert result.exit_code == 2
     assert said in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("arguments", [["--seed", "-1"], ["--policy", "min_cost,round_robin,min_cost"]], ids="".join)
+def test_what_makes_no_experiment_is_refused(arguments: list[str]):
+    result = CliRunner().invoke(lab, ["--requests", "4", *arguments])
+    assert result.exit_code == 2
+    assert "named twice" in result.output or "--seed" in result.output
+
+
+def test_a_fleet_that_waits_for_years_takes_no_longer():
+    arguments = ["--requests", "4", "--policy", "min_cost", "--workers", "2", "--json"]
+    found = json.loads(CliRunner().invoke(lab, ["--rate", "1e-7", *arguments]).stdout)
+    (ours,) = found["policies"]
+    assert ours["duration_s"] > 1e6
+    assert ours["failed"] == 0
+
+
+def test_what_is_too_slow_for_the_clock_is_refused_with_the_bound():
+    result = CliRunner().invoke(lab, ["--requests", "4", "--policy", "min_cost", "--rate", "1e-12"])
+    assert result.exit_code == 2
+    assert "1e+09 s" in " ".join(result.output.split())
 
 
 def test_compares_what_routers_know_and_how_many_there_are(tmp_path: Path):
