@@ -60,7 +60,7 @@ class RouterSettings(ProcessSettings):
     max_message_bytes: ByteSize = Field(
         64 * 1024**2,
         ge=1024**2,
-        description="Largest gRPC message and HTTP body; a prompt of a million tokens needs 4 MB.",
+        description="Largest gRPC message and HTTP body: 64MiB, say; a prompt of a million tokens needs 4 MB.",
     )
 
     tls_cert: TlsCert = None

@@ -59,7 +59,9 @@ class WorkerSettings(ProcessSettings):
         description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0.",
     )
     max_message_bytes: ByteSize = Field(
-        64 * 1024**2, ge=1024**2, description="Largest gRPC message; a prompt of a million tokens needs 4 MB."
+        64 * 1024**2,
+        ge=1024**2,
+        description="Largest gRPC message: 64MiB, say; a prompt of a million tokens needs 4 MB.",
     )
     worker_id: str | None = Field(
         None, min_length=1, max_length=128, description="Name in the fleet; default: host name and port."
@@ -113,7 +115,7 @@ class WorkerSettings(ProcessSettings):
     device_memory: ByteSize | None = Field(
         None,
         ge=1024**2,
-        description="Memory to plan with; default: what is free on a GPU, half of the machine on a CPU.",
+        description="Memory to plan with: 4GiB, say; default: what is free on a GPU, half of the machine on a CPU.",
     )
     mem_fraction_static: float = Field(
         0.9,
