@@ -2,19 +2,22 @@
 
     enter --> forward --> settled
       ^           |
-      +-- failed before its first token, or in the middle of an answer that may be resumed: on another worker,
-          within the budget
+      +-- failed before its first token: on another worker, within the budget; or in the middle of an answer that may
+          be resumed: on another worker, as long as that gets on
 
 The client sees one Started, whichever try it belongs to: it is held back until the first token, or the end, of its own
 try is there. After the first token there is another try only where the client asked for it (`resume`), from the tokens
-that it has got; else a worker that is lost ends the stream with an error that says how many tokens were delivered.
+that it has got. The budget is for retries that nobody asked for: it neither bounds resumptions nor pays for them. They
+end when `max_retries` + 1 of them in a row were lost before `HEADWAY_TOKENS`, so that a request that kills its workers
+does not kill them all. Without `resume`, a worker that is lost ends the stream with an error that says how many tokens
+were delivered.
 """
 
 from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -32,7 +35,7 @@ from router.dispatch.lease import NO_TOKENS, Decision, Lease, Verdict
 from router.dispatch.link import LinkFailure, Reply, WorkerLink
 from router.dispatch.record import RequestLog, RequestRecord
 from router.dispatch.request import PreparedRequest
-from router.dispatch.retry import RetryBudget
+from router.dispatch.retry import Failures, RetryBudget
 from router.metrics import RouterMetrics
 from router.workers.state import WorkerState
 
@@ -96,7 +99,7 @@ class Dispatcher:
     async def run(self, request: PreparedRequest, record: RequestRecord, send: Send, deadline: Deadline) -> None:
         """Carry `request` to its end. Raises RadixfleetError when that is a failure."""
         self._budget.earn()
-        failed: list[WorkerState] = []
+        failures = Failures()
         is_visible = False
         began_s = self._clock.now()
         record.trace.span("prepare", record.began_at_s, began_s)
@@ -109,28 +112,30 @@ class Dispatcher:
                 await self._forward(attempt, record, send, deadline())
             except LinkFailure as failure:
                 _warn(failure, attempt)
-                if attempt.num_tokens:  # whoever failed before has had time to come back
-                    failed.clear()
-                failed.append(lease.worker)
+                failures.add(lease.worker, attempt.num_tokens, was_resumed=is_visible)
                 is_visible = attempt.is_visible
                 began_s = self._clock.now()
-                lease = self._next(failure, attempt, record, failed)
+                lease = self._next(failure, attempt, record, failures)
             else:
                 return
 
-    def _next(self, failure: LinkFailure, attempt: _Try, record: RequestRecord, failed: Sequence[WorkerState]) -> Lease:
+    def _next(self, failure: LinkFailure, attempt: _Try, record: RequestRecord, failures: Failures) -> Lease:
         """Another worker for the request, booked; or raise what the client is to hear."""
         request = attempt.lease.request
         # An engine that told text alone leaves nothing from which another could go on.
         can_resume = request.resumable and len(attempt.first_output) == attempt.num_tokens
-        is_allowed = can_resume if attempt.is_visible else len(failed) <= self._max_retries
+        if attempt.is_visible:
+            is_allowed = can_resume and failures.in_vain <= self._max_retries
+        else:
+            is_allowed = len(failures.workers) <= self._max_retries
         if not is_allowed or not _is_harmless(failure):
             raise _error(failure, attempt, record) from failure
-        if not self._budget.spend():
+        if not attempt.is_visible and not self._budget.spend():
             self._metrics.retries.labels("refused").inc()
-            raise _error(failure, attempt, record) from failure
+            raise _unaffordable(failure.error) from failure
+        going_on = request.continued(attempt.output) if attempt.num_tokens else request
         try:
-            lease = self._gate.enter_again(request.continued(attempt.output) if attempt.num_tokens else request, failed)
+            lease = self._gate.enter_again(going_on, failures.workers)
         except Unavailable:
             raise _error(failure, attempt, record) from failure
         record.retries += 1
@@ -230,6 +235,15 @@ def _error(failure: LinkFailure, attempt: _Try, record: RequestRecord) -> Radixf
         retry_after_s=_RETRY_AFTER_S if told.retry_after_s is None else told.retry_after_s,
         delivered_tokens=str(delivered),
     )
+
+
+def _unaffordable(error: RadixfleetError) -> RadixfleetError:
+    """The same, to a client whose request was not tried again because too many others were.
+
+    Of harmless failures alone, whose errors are made of a message, a time and numbers.
+    """
+    text = f"{error} (not tried on another worker: the fleet's budget for retries is spent; see --retry-ratio)"
+    return type(error)(text, retry_after_s=error.retry_after_s, **error.metadata)
 
 
 def _warn(failure: LinkFailure, attempt: _Try) -> None:

@@ -19,6 +19,7 @@ from router.dispatch.lease import Decision
 from router.dispatch.link import LinkFailure, Reply
 from router.dispatch.record import RequestLog, RequestRecord
 from router.dispatch.request import PreparedRequest
+from router.dispatch.retry import HEADWAY_TOKENS
 from router.workers.breaker import BreakerState
 from router.workers.state import WorkerState
 from tests.support.router_parts import Parts, prepared
@@ -344,11 +345,12 @@ async def test_a_resumable_answer_goes_on_elsewhere_from_the_tokens_that_were_se
 
 async def test_an_answer_is_resumed_as_often_as_it_makes_headway_and_never_says_started_twice() -> None:
     """A worker that failed before may be good again later; failures without a token go on to others."""
-    scripts = [[STARTED, delta(1), lost()], [STARTED, lost()], [STARTED, delta(2), lost()], [lost()], WHOLE]
+    far = delta(*range(HEADWAY_TOKENS))
+    scripts = [[STARTED, delta(1), lost()], [STARTED, lost()], [STARTED, far, lost()], [lost()], WHOLE]
     carrying = Carrying(*scripts, workers=3)
     await resume(carrying)
-    assert carrying.got == [STARTED, delta(1), delta(2), *WHOLE[1:]]
-    assert [len(request.message.generated.packed) // 4 for request in carrying.link.requests] == [0, 1, 1, 2, 2]
+    assert carrying.got == [STARTED, delta(1), far, *WHOLE[1:]]
+    assert [len(request.message.generated.packed) // 4 for request in carrying.link.requests] == [0, 1, 1, 17, 17]
     carrying.check_settled()
 
 
@@ -359,12 +361,47 @@ async def test_an_answer_that_nobody_can_go_on_with_ends_with_all_that_was_deliv
     carrying.check_settled()
 
 
-async def test_resuming_spends_the_budget() -> None:
-    """Behaviour 53: a fleet that keeps dying is not asked for ever."""
-    carrying = Carrying(*([STARTED, delta(1), lost()] for _ in range(50)), workers=30, ratio=0.0)
-    with pytest.raises(Unavailable, match="after 1 token:"):
+@pytest.mark.parametrize("max_retries", [0, 1, 3])
+async def test_a_request_that_kills_its_workers_does_not_kill_them_all(max_retries: int) -> None:
+    """Behaviour 53: and a fleet that keeps dying is not asked for ever."""
+    short = delta(*range(HEADWAY_TOKENS - 1))
+    carrying = Carrying(*([STARTED, short, lost()] for _ in range(50)), workers=30, max_retries=max_retries)
+    with pytest.raises(Unavailable, match=f"after {(max_retries + 2) * (HEADWAY_TOKENS - 1)} tokens:"):
         await resume(carrying)
-    assert len(carrying.tried) == 1
+    assert len(carrying.tried) == max_retries + 2
+    carrying.check_settled()
+
+
+async def test_many_answers_that_lose_their_worker_at_once_are_all_resumed() -> None:
+    """Clients asked for it: the budget, which is for retries nobody asked for, neither refuses them nor pays."""
+    scripts = [script for _ in range(24) for script in ([STARTED, delta(1), lost()], [STARTED, delta(2), FINISHED])]
+    carrying = Carrying(*scripts, workers=30, ratio=0.0)
+    for _ in range(24):
+        await resume(carrying)
+    assert carrying.outcome("ok") == 24
+    carrying.check_settled()
+
+
+@pytest.mark.parametrize(("resumptions", "kind"), [(0, Unavailable), (12, Unavailable), (0, Overloaded)])
+async def test_resumptions_leave_the_budget_to_those_it_is_for(
+    resumptions: int, kind: type[Unavailable | Overloaded]
+) -> None:
+    resumed = [script for _ in range(resumptions) for script in ([STARTED, delta(1), lost()], [STARTED, FINISHED])]
+    failing = says(kind("no place", retry_after_s=2.5, queued="7"))
+    carrying = Carrying(*resumed, *([failing] for _ in range(60)), workers=30, ratio=0.1)
+    for _ in range(resumptions):
+        await resume(carrying)
+    carrying.resumable = False
+    refused: list[RadixfleetError] = []
+    for _ in range(20):
+        tried = len(carrying.tried)
+        with pytest.raises(kind) as caught:
+            await carrying.run()
+        if len(carrying.tried) == tried + 1:
+            refused.append(caught.value)
+    assert len(refused) in range(8, 11), "ten of the burst, and a tenth of twenty"
+    assert all("budget for retries is spent" in str(error) and "--retry-ratio" in str(error) for error in refused)
+    assert {(error.retry_after_s, error.metadata["queued"]) for error in refused} == {(2.5, "7")}
     carrying.check_settled()
 
 
