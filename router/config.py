@@ -121,10 +121,18 @@ class RouterSettings(ProcessSettings):
         description="Carry all requests to a worker over one stream, where it knows how; off: a gRPC call for each.",
     )
     max_retries: int = Field(
-        1, ge=0, le=5, description="How often a request that failed before its first token is tried on another worker."
+        1,
+        ge=0,
+        le=5,
+        description="How often a request that failed before its first token is tried on another worker. With resume, "
+        "how often in a row an answer goes on once more that was lost within 16 tokens of going on.",
     )
     retry_ratio: float = Field(
-        0.1, ge=0, le=1, description="At most this share of requests is retried, so that retries cannot drown a fleet."
+        0.1,
+        ge=0,
+        le=1,
+        description="At most this share of requests is retried before the first token, so that retries cannot drown a "
+        "fleet. Answers that go on elsewhere because the client asked for it (resume) do not count.",
     )
     breaker_failures: int = Field(
         5,
