@@ -72,7 +72,7 @@ def test_text_that_is_not_unicode_is_refused_by_name(body: bytes, field: str) ->
         (b'"n": 9223372036854775807', "n"),
         (b'"n": 99999999999999999999999999', "n"),
         (b'"n": 0', "n"),
-        (b'"seed": 9223372036854775808', "seed"),
+        (b'"seed": -9223372036854775809', "seed"),
         (b'"stop": [1]', "stop[0]"),
         (b'"logit_bias": {"x": 1}', "logit_bias"),
         (b'"logit_bias": {"1": 101}', "logit_bias"),
