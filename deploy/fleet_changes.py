@@ -3,9 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from deploy.tables import state_of
 from radixfleet.answers import WorkerEntry
+
+SETTLED_S = 15.0
+"""A router that runs for so long knows its workers: they register every 5 s, and it dials for 8 s."""
+
+
+def heard(before: Sequence[WorkerEntry], told: Sequence[WorkerEntry], *, is_settling: bool) -> list[WorkerEntry]:
+    """The workers that `told` is about, as far as the router knows them; `before` is what was heard until then.
+
+    Nothing is heard of an address that has never answered, nor is a name or an incarnation forgotten that an earlier
+    router knew. `is_settling`: the router was started a moment ago, and workers that it does not see yet are as before.
+    """
+    was = {worker.address: worker for worker in before}
+    seen = [worker for worker in told if worker.worker_id and (worker.connected or not is_settling)]
+    moved = {worker.worker_id for worker in seen if worker.address not in was}
+    now = {worker.address: worker for worker in seen}
+    unseen = {worker.address: worker for worker in told if worker.address not in now}
+    for address, old in was.items():
+        if address in now or old.worker_id in moved:
+            continue
+        if is_settling:
+            now[address] = old
+        elif address in unseen:
+            now[address] = replace(unseen[address], worker_id=old.worker_id, info=old.info)
+    return list(now.values())
 
 
 def changes(before: Sequence[WorkerEntry], after: Sequence[WorkerEntry]) -> Iterator[str]:
@@ -36,7 +61,7 @@ def _changes_of(was: WorkerEntry | None, worker: WorkerEntry) -> Iterator[str]:
         return
     if state != state_of(was):
         yield f"{state}, was {state_of(was)}"
-    if was.info.incarnation and worker.info.incarnation != was.info.incarnation:
+    if was.info.incarnation and worker.info.incarnation not in (0, was.info.incarnation):
         yield "its engine was started again, with an empty cache"
     for advice in worker.info.advice:
         if advice not in was.info.advice:

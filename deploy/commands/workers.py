@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from rich.console import Console
 
 from deploy.endpoints import endpoint_option
-from deploy.fleet_changes import changes
+from deploy.fleet_changes import SETTLED_S, changes, heard
 from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.tables import pools_table, print_whole, workers_table
@@ -147,12 +147,13 @@ def _refuse_options_before(context: click.Context) -> None:
 async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
     """Until the router stops or is lost, which is an error."""
     known: Sequence[WorkerEntry] | None = None
-    uptime_s = 0.0
+    uptime_s, is_settling = 0.0, False
     async with Client(endpoint) as client:
         waiting = _say_later(f"waiting for the router at {endpoint}", _AWAITED_S)
         async for report in client.watch_fleet():
             waiting.cancel()
             waiting = _say_later(f"nothing comes from the router at {endpoint}: waiting for it", _MISSED_S)
+            workers = report.workers
             if as_json:
                 if report.workers != known:  # reports of the fleet alone come too
                     click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in report.workers]}))
@@ -162,11 +163,18 @@ async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
                 console.print(_no_workers(endpoint) if not report.workers else "")
             else:
                 if report.fleet.uptime_s < uptime_s:
-                    click.echo(f"{datetime.now():%H:%M:%S}  the router was started again")
-                for change in changes(known, report.workers):
-                    click.echo(f"{datetime.now():%H:%M:%S}  {change}")
-            known, uptime_s = report.workers, report.fleet.uptime_s
+                    is_settling = True
+                    _tell("the router was started again: what its workers do is told when it knows them")
+                is_settling = is_settling and report.fleet.uptime_s < SETTLED_S
+                workers = heard(known, report.workers, is_settling=is_settling)
+                for change in changes(known, workers):
+                    _tell(change)
+            known, uptime_s = workers, report.fleet.uptime_s
     raise AssertionError("a watched fleet ends with an error")
+
+
+def _tell(change: str) -> None:
+    click.echo(f"{datetime.now():%H:%M:%S}  {change}")
 
 
 def _say_later(text: str, delay_s: float) -> asyncio.TimerHandle:

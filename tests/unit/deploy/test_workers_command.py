@@ -11,6 +11,8 @@ from radixfleet.channel import listen, make_server
 from radixfleet.errors import PermissionDenied, Unavailable, UnknownWorker
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 
+ROUTER_ANEW = "the router was started again: what its workers do is told when it knows them"
+
 
 def entry(worker_id: str, model: str, ineligible_reason: str) -> fleet_pb2.WorkerEntry:
     listed = fleet_pb2.WorkerEntry(
@@ -227,7 +229,6 @@ def test_a_worker_that_was_started_again_is_told_in_one_line(radixfleet, fleet):
     _, out, _ = radixfleet("workers", "--watch", "--endpoint", address)
     assert [line.split("  ", 1)[1] for line in out.partition("\n\n")[2].splitlines()] == [
         "w1: was started again, serving (loading)",
-        "w1:3: new, serving (loading)",
         "w1: was started again, serving (loading)",
         "w2: left the fleet",
         "w3: new, serving",
@@ -249,11 +250,76 @@ def test_a_router_that_was_started_again_is_told(radixfleet, fleet):
     fake.updates = [
         fleet_pb2.FleetUpdate(fleet={"uptime_s": 60.0}),
         fleet_pb2.FleetUpdate(snapshot=True, workers=fake.listed[:1], fleet={"uptime_s": 1.0}),
+        fleet_pb2.FleetUpdate(fleet={"uptime_s": 14.0}),
+        fleet_pb2.FleetUpdate(workers=[entry("w3", "a-model", "")], fleet={"uptime_s": 14.5}),
+        fleet_pb2.FleetUpdate(fleet={"uptime_s": 16.0}),
+        fleet_pb2.FleetUpdate(removed=["w3:1"], fleet={"uptime_s": 17.0}),
     ]
     _, out, _ = radixfleet("workers", "--watch", "--endpoint", address)
     assert [line.split("  ", 1)[1] for line in out.partition("\n\n")[2].splitlines()] == [
-        "the router was started again",
+        ROUTER_ANEW,
+        "w3: new, serving",
         "w2: left the fleet",
+        "w3: left the fleet",
+    ]
+
+
+def unanswered(address: str) -> fleet_pb2.WorkerEntry:
+    """As a router lists an address that it dials."""
+    return fleet_pb2.WorkerEntry(address=address, ineligible_reason="never answered")
+
+
+def told_of(radixfleet, fleet, *updates: fleet_pb2.FleetUpdate) -> list[str]:
+    """What is told of two workers and a router that was started again a second ago, and then says `updates`."""
+    fake, address = fleet
+    fake.listed = [entry("w1", "a-model", ""), entry("w2", "a-model", "")]
+    fake.updates = [fleet_pb2.FleetUpdate(fleet={"uptime_s": 60.0}), *updates]
+    _, out, _ = radixfleet("workers", "--watch", "--endpoint", address)
+    first, *lines = [line.split("  ", 1)[1] for line in out.partition("\n\n")[2].splitlines()]
+    assert first == ROUTER_ANEW
+    return lines
+
+
+def anew(*workers: fleet_pb2.WorkerEntry) -> fleet_pb2.FleetUpdate:
+    return fleet_pb2.FleetUpdate(snapshot=True, workers=workers, fleet={"uptime_s": 1.0})
+
+
+def later(uptime_s: float, *workers: fleet_pb2.WorkerEntry) -> fleet_pb2.FleetUpdate:
+    return fleet_pb2.FleetUpdate(workers=workers, fleet={"uptime_s": uptime_s})
+
+
+def test_of_workers_that_a_new_router_has_to_find_again_nothing_is_told(radixfleet, fleet):
+    """They are the same ones, and their caches are what they were."""
+    w1, w2 = entry("w1", "a-model", ""), entry("w2", "a-model", "")
+    unconnected = entry("w1", "a-model", "no connection")
+    unconnected.connected = False
+    assert told_of(radixfleet, fleet, anew(), later(2.0, unanswered("w1:1"))) == []
+    found = [later(2.0, unanswered("w2:1")), later(2.5, unconnected), later(3.0, w1), later(4.0, w2), later(20.0)]
+    assert told_of(radixfleet, fleet, anew(unanswered("w1:1")), *found) == []
+
+
+def test_an_engine_that_was_started_again_beside_its_router_is_told(radixfleet, fleet):
+    w1, w2 = entry("w1", "a-model", ""), entry("w2", "a-model", "")
+    w2.info.incarnation = 2
+    again = ["w2: its engine was started again, with an empty cache"]
+    assert told_of(radixfleet, fleet, anew(unanswered("w1:1"), unanswered("w2:1")), later(2.0, w1, w2)) == again
+
+
+def test_a_worker_that_was_started_again_beside_its_router_is_told_in_one_line(radixfleet, fleet):
+    w1, w2 = entry("w1", "a-model", ""), entry("w2", "a-model", "")
+    w1.address = "w1:2"
+    found = [later(2.0, unanswered("w1:2")), later(3.0, w1), later(20.0)]
+    assert told_of(radixfleet, fleet, anew(unanswered("w1:1"), w2), *found) == ["w1: was started again, serving"]
+
+
+def test_a_worker_that_a_new_router_does_not_reach_is_told_by_its_name(radixfleet, fleet):
+    w2 = entry("w2", "a-model", "")
+    lines = told_of(
+        radixfleet, fleet, anew(unanswered("w1:1"), w2), later(16.0), later(17.0, entry("w1", "a-model", ""))
+    )
+    assert lines == [
+        "w1: disconnected (never answered), was serving",
+        "w1: serving, was disconnected (never answered)",
     ]
 
 
