@@ -166,7 +166,7 @@ async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
                     is_settling = True
                     _tell("the router was started again: what its workers do is told when it knows them")
                 is_settling = is_settling and report.fleet.uptime_s < SETTLED_S
-                workers = heard(known, report.workers, is_settling=is_settling)
+                workers = tuple(heard(known, report.workers, is_settling=is_settling))
                 for change in changes(known, workers):
                     _tell(change)
             known, uptime_s = workers, report.fleet.uptime_s
