@@ -146,7 +146,7 @@ class RequestStream(AsyncIterator[Progress]):
             self._open = False
             self._abandon(self)
         self._take()
-        self._error = None
+        self._error = self._listener = None  # who listens holds the stream: else only the collector would end the two
         self._wakeup.set()
 
     async def __anext__(self) -> Progress:

@@ -117,7 +117,7 @@ class Generation:
         self._outbox = Outbox()
         self._is_started = False
         self._listener: Callable[[], None] | None = None
-        self._is_deaf = False
+        self._is_ended = False
         """Nothing more goes into the outbox."""
         self.error: Exception | None = None
         """What ended the request, if that was a failure."""
@@ -132,7 +132,7 @@ class Generation:
     @property
     def is_over(self) -> bool:
         """All was taken, and nothing more comes; `error` says whether that was a failure."""
-        return self._is_deaf and self._outbox.is_empty
+        return self._is_ended and self._outbox.is_empty
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Have `listener` called when there is something to take, or the request is over; at once, if there is."""
@@ -168,20 +168,20 @@ class Generation:
         self._end()
 
     def _end(self) -> None:
-        if self._is_deaf:
+        if self._is_ended:
             return
-        self._is_deaf = True
+        self._is_ended = True
         for choice in self._choices:
             choice.stream.close()
         self._tell()
 
     def _tell(self) -> None:
-        if self._listener is not None and (self._is_deaf or not self._outbox.is_empty):
+        if self._listener is not None and (self._is_ended or not self._outbox.is_empty):
             self._listener()
 
     def _hear(self, choice: Choice) -> None:
         """News of one completion. An error of one is the end of all."""
-        if self._is_deaf:
+        if self._is_ended:
             return
         try:
             while (progress := choice.stream.take()) is not None:

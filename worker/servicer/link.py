@@ -199,6 +199,9 @@ class _Link:
 
     def _start(self, start: worker_pb2.LinkStart) -> None:
         number, timeout_s = start.number, start.timeout_s if start.HasField("timeout_s") else None
+        if number in self._carried:
+            _log.error("a router started a request under the number of one that runs: ignored", number=number)
+            return
         ends_at_s = None if timeout_s is None else self._clock.now() + timeout_s
         carried = self._carried[number] = _Carried(number, start.credit)
 
@@ -231,6 +234,8 @@ class _Link:
                 error = carried.fault or answer.error
         except Exception as raised:  # noqa: BLE001  the edge: every error becomes a status
             error = raised
+        finally:
+            carried.answer = None  # it holds what it tells: else only the collector would end the two
         if error is not None or not carried.is_whole:
             self._failures.append(_failure(carried.number, request.request_id, error))
             self._news.set()

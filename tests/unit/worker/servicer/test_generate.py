@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import grpc.aio
@@ -24,6 +25,7 @@ from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 from worker.core.messages import Admitted, Output, StepOutputs
+from worker.servicer.generation import Generation
 from worker.servicer.grammars import Grammars
 from worker.servicer.intake import Intake
 
@@ -287,3 +289,13 @@ async def test_a_fault_in_one_answer_ends_that_answer_alone(monkeypatch: pytest.
         assert engine.aborted_uids == [first]
         engine.end(second, FinishReason.LENGTH)
         assert (await collect(whole)).text == "b"
+
+
+async def test_a_request_that_is_over_leaves_nothing_to_the_collector(stub: inference_pb2_grpc.InferenceStub) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        await generate(stub, "hello", max_new_tokens=20, ignore_eos=True)
+        await until(lambda: not any(isinstance(kept, Generation) for kept in gc.get_objects()))
+    finally:
+        gc.enable()

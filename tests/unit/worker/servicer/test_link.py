@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from weakref import ref
 
 from google.rpc import status_pb2
 
@@ -276,3 +278,32 @@ async def test_a_worker_that_stops_ends_its_links() -> None:
     async with asyncio.timeout(60):
         await wire.serving
     assert wire.ended == ["1"]
+
+
+async def test_an_answer_that_is_over_is_held_by_nobody() -> None:
+    wire = Wire()
+    await wire.start(1)
+    gc.collect()
+    gc.disable()
+    try:
+        wire.step(1, delta(1), END)
+        await until(lambda: wire.ended == ["1"])
+        answer = ref(wire.answers.pop("1"))
+        await until(lambda: answer() is None)
+    finally:
+        gc.enable()
+    await wire.close()
+
+
+async def test_the_number_of_a_running_request_starts_no_other() -> None:
+    wire = Wire()
+    await wire.start(1, credit=1)
+    first = wire.answers["1"]
+    starts = [worker_pb2.LinkStart(number=1, request=inference_pb2.GenerateRequest(request_id="again"), credit=1)]
+    more = [worker_pb2.LinkCredit(number=1, credit=9)]
+    wire.incoming.put_nowait(worker_pb2.RouterFrame(starts=starts, credits=more))
+    wire.step(1, delta(1), delta(2), END)
+    await until(lambda: wire.ended == ["1"])
+    assert len(wire.replies) == 3
+    assert (list(wire.answers.values()), first.is_over) == ([first], True)
+    await wire.close()
