@@ -296,6 +296,6 @@ async def test_a_request_that_is_over_leaves_nothing_to_the_collector(stub: infe
     gc.disable()
     try:
         await generate(stub, "hello", max_new_tokens=20, ignore_eos=True)
-        await until(lambda: not any(isinstance(kept, Generation) for kept in gc.get_objects()))
+        await until(lambda: not any(type(kept) is Generation for kept in gc.get_objects()))
     finally:
         gc.enable()
