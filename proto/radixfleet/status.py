@@ -85,6 +85,9 @@ def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
             return error
     if call_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.InvalidRequest(f"the message is larger than the other side takes ({message})")
+    if status is None and message == "Stream removed (Deadline Exceeded)":
+        # What gRPC makes of a deadline that passes in the moment in which the connection ends.
+        return errors.DeadlineExceeded(message)
     if call_error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return errors.InternalError(f"the server does not implement this call ({message})")
     if call_error.code() is grpc.StatusCode.UNAVAILABLE and status is None:

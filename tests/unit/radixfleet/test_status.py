@@ -113,6 +113,13 @@ def test_an_answer_whose_connection_breaks_says_how_far_it_got():
     assert (error.metadata, error.retry_after_s) == ({"delivered_tokens": "7"}, 1.0)
 
 
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL])
+def test_a_deadline_that_passes_as_the_connection_ends_is_a_deadline(code: grpc.StatusCode):
+    failure = bare(code, "Stream removed (Deadline Exceeded)")
+    assert isinstance(error_from_rpc(failure), errors.DeadlineExceeded)
+    assert isinstance(error_from_rpc(bare(code, "Stream removed")), errors.InternalError)
+
+
 def test_what_the_other_side_said_of_a_stream_is_left_as_it_is():
     ours = errors.Unavailable("worker w was lost after 3 tokens")
     trailers = (("grpc-status-details-bin", status_from_error(ours).SerializeToString()),)
