@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+from asyncio import Task
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from radixfleet.answers import Completion, DrainOutcome
 from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from router.app import running_router
-from tests.support.engine_fleet import PROMPT, behind_router
+from tests.support.engine_fleet import PROMPT, Fleet, behind_router
 from tests.support.http_client import post
 from tests.support.openai_engine import OpenAiEngine, letters
 from tests.support.router_fixture import settings
@@ -326,14 +328,20 @@ async def test_addresses_that_are_none() -> None:
                 await fleet.client.register(address)
 
 
+async def _drain_while_it_runs(fleet: Fleet, engine: OpenAiEngine) -> tuple[Task[Completion], Task[DrainOutcome]]:
+    """A request, and the drain that waits for it."""
+    running = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=3))
+    await until(lambda: engine.running == 1)
+    drained = asyncio.create_task(fleet.client.drain(engine.worker_id))
+    await until(lambda: fleet.state(engine).ineligible_reason == "draining")
+    return running, drained
+
+
 async def test_the_drain_of_an_engine_ends_when_it_is_resumed() -> None:
     gate = asyncio.Event()
     engine = OpenAiEngine(gate=gate)
     async with behind_router(engine) as fleet:
-        running = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=3))
-        await until(lambda: engine.running == 1)
-        drained = asyncio.create_task(fleet.client.drain(engine.worker_id))
-        await until(lambda: fleet.state(engine).ineligible_reason == "draining")
+        running, drained = await _drain_while_it_runs(fleet, engine)
         await fleet.client.resume(engine.worker_id)
         assert (await drained).resumed, "it still runs"
         gate.set()
@@ -345,10 +353,7 @@ async def test_an_engine_is_drained_by_waiting() -> None:
     gate = asyncio.Event()
     engine = OpenAiEngine(gate=gate)
     async with behind_router(engine) as fleet:
-        running = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=3))
-        await until(lambda: engine.running == 1)
-        drained = asyncio.create_task(fleet.client.drain(engine.worker_id))
-        await until(lambda: fleet.state(engine).ineligible_reason == "draining")
+        running, drained = await _drain_while_it_runs(fleet, engine)
         gate.set()
         await drained
         assert (await running).text == letters(5, 3)
