@@ -19,6 +19,11 @@ _VOCAB = 400
 _CONTEXT = 4096
 
 
+def is_injected(error: RadixfleetError) -> bool:
+    """Whether a step failed because it was made to."""
+    return any(text in str(error) for text in _INJECTED)
+
+
 class Soaker:
     """One client after another, on a router and, beside it, on the workers themselves."""
 
@@ -48,7 +53,7 @@ class Soaker:
                 self.outcomes[type(error).__name__] += 1
                 await asyncio.sleep(0.2)
             except RadixfleetError as error:
-                if any(text in str(error) for text in _INJECTED):
+                if is_injected(error):
                     self.outcomes["failed step"] += 1
                     continue
                 self.faults.append(f"{act.__name__}: {type(error).__name__}: {error}")
