@@ -46,7 +46,6 @@ class FakeFlash:
             softmax_scale: float | None = None,
             causal: bool = False,
             block_table: Tensor | None = None,
-            num_splits: int = 0,
             fa_version: int = 2,
         ) -> Tensor:
             assert cu_seqlens_k is None
@@ -54,13 +53,13 @@ class FakeFlash:
             assert block_table is not None
             assert k.shape[1] % 16 == 0, "pages are multiples of 16"
             self._check(q, cu_seqlens_q, seqused_k, max_seqlen_q, max_seqlen_k, block_table)
-            self.calls.append({"num_splits": num_splits, "fa_version": fa_version, "block_table": block_table})
+            self.calls.append({"fa_version": fa_version, "block_table": block_table})
             assert causal
             return self._paged(q, k, v, cu_seqlens_q, seqused_k, block_table, softmax_scale)
 
         return SimpleNamespace(
             flash_attn_varlen_func=flash_attn_varlen_func,
-            is_fa_version_supported=lambda version, _device=None: version <= self._version,
+            is_fa_version_supported=lambda fa_version: fa_version <= self._version,
         )
 
     def _third(self) -> SimpleNamespace:
@@ -74,14 +73,13 @@ class FakeFlash:
             max_seqlen_q: int | None = None,
             softmax_scale: float | None = None,
             causal: bool = False,
-            num_splits: int = 0,
         ) -> Tensor:
             assert cache_seqlens is not None
             assert page_table is not None
             assert cu_seqlens_q is not None
             assert max_seqlen_q is not None
             self._check(q, cu_seqlens_q, cache_seqlens, max_seqlen_q, int(cache_seqlens.max()), page_table)
-            self.calls.append({"num_splits": num_splits, "block_table": page_table})
+            self.calls.append({"block_table": page_table})
             assert causal
             return self._paged(q, k_cache, v_cache, cu_seqlens_q, cache_seqlens, page_table, softmax_scale)
 

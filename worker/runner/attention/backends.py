@@ -2,7 +2,7 @@
 
 on a CPU    auto: cpu (kernels in C), where a compiler is found, else sdpa
 on a GPU    auto: flash, where a package reads our pages in place; triton; flash, where K and V must be gathered for
-            it; sdpa. With deterministic inference triton comes first. Each is tried out before it is chosen
+            it; sdpa. For deterministic inference triton or sdpa. Each is tried out before it is chosen
 """
 
 from __future__ import annotations
@@ -120,11 +120,13 @@ def choose_attention(
 
 def _order(needs: AttentionNeeds) -> tuple[str, ...]:
     if needs.deterministic:
-        return ("triton", "flash", "sdpa")
+        return ("triton", "sdpa")
     return ("flash in place", "triton", "flash", "sdpa")
 
 
 def _make_flash(needs: AttentionNeeds, *, in_place: bool = False) -> AttentionBackend:
+    if needs.deterministic:
+        raise _Unavailable("with FlashAttention a token's last bits depend on what else is in the batch")
     try:
         refuse_where_flash_fails(needs.device, needs.dtype, needs.config.head_dim)
         function = find_flash(needs.device, needs.page_size)
@@ -132,9 +134,7 @@ def _make_flash(needs: AttentionNeeds, *, in_place: bool = False) -> AttentionBa
         raise _Unavailable(str(error)) from error
     if in_place and function.form == "gathered":
         raise _Unavailable(f"{function.module} cannot read our pages in place")
-    if needs.deterministic and not function.splits_as_asked:
-        raise _Unavailable(f"{function.module} splits keys by what else is in the batch")
-    return FlashBackend(function, needs.config, needs.page_size, deterministic=needs.deterministic)
+    return FlashBackend(function, needs.config, needs.page_size)
 
 
 def _make_triton(needs: AttentionNeeds) -> AttentionBackend:

@@ -1,15 +1,16 @@
 """Attention by FlashAttention, from whichever package there is.
 
-    package                         calls                                    pages            keys split
-    vllm.vllm_flash_attn,           flash_attn_varlen_func with seqused_k    multiples of 16  as asked (version 3),
-    vllm_flash_attn                 and block_table                                           as it likes (version 2)
-    flash_attn_interface            flash_attn_with_kvcache with page_table  all              as asked
+    package                         calls                                    pages
+    vllm.vllm_flash_attn,           flash_attn_varlen_func with seqused_k    multiples of 16
+    vllm_flash_attn                 and block_table
+    flash_attn_interface            flash_attn_with_kvcache with page_table  all
     flash_attn                      flash_attn_varlen_func                   of 256: K and V are gathered, in portions
 
 vllm_flash_attn is part of vLLM's wheels (its own on PyPI is of 2024 and goes with torch 2.4 alone). The third is
 FlashAttention 3 for Hopper; flash_attn is version 2 as on PyPI. All of them compute float16 and bfloat16 on Ampere and
 later, heads of up to 256 elements. Their causal mask ends at the bottom right: the last query sees the last key, which
-is what a chunk on a prefix needs.
+is what a chunk on a prefix needs. How they cut the keys of a sequence, and so a token's last bits, follows from the
+longest query and the number of sequences in its batch: none serves deterministic inference.
 """
 
 from __future__ import annotations
@@ -54,14 +55,15 @@ class FlashFunction:
     call: Callable[..., Any]
     options: dict[str, Any]
     """Passed to each call as they are."""
-    splits_as_asked: bool
-    """num_splits is obeyed, so that a row's bits need not depend on its batch."""
 
 
 def find_flash(
     device: torch.device, page_size: int, load: Callable[[str], Any] = importlib.import_module
 ) -> FlashFunction:
-    """The best of the installed packages. Raises FlashUnavailable. `load` imports a module by name."""
+    """The best of the installed packages for `device`, which is the current one. Raises FlashUnavailable.
+
+    `load` imports a module by name.
+    """
     why: list[str] = []
     for name, adapt in _PACKAGES:
         try:
@@ -75,24 +77,22 @@ def find_flash(
 
 def _vllm(name: str, module: Any, device: torch.device, page_size: int) -> FlashFunction:
     call = module.flash_attn_varlen_func
-    takes = inspect.signature(call).parameters
-    if "seqused_k" not in takes or "block_table" not in takes:
+    if not {"seqused_k", "block_table", "fa_version"} <= inspect.signature(call).parameters.keys():
         raise FlashUnavailable("it is too old to read pages in place")
     if page_size % _PAGE_MULTIPLE:
         raise FlashUnavailable(f"its pages are multiples of {_PAGE_MULTIPLE} tokens, and --page-size is {page_size}")
-    is_third = "fa_version" in takes and bool(module.is_fa_version_supported(3, device))
-    options = {"fa_version": 3 if is_third else 2} if "fa_version" in takes else {}
-    return FlashFunction(name, "varlen", call, options, splits_as_asked=is_third and "num_splits" in takes)
+    version = 3 if module.is_fa_version_supported(3) else 2  # on the current device: not all releases take another
+    return FlashFunction(name, "varlen", call, {"fa_version": version})
 
 
 def _third(name: str, module: Any, device: torch.device, page_size: int) -> FlashFunction:
     if device.type == "cuda" and not _HOPPER <= torch.cuda.get_device_capability(device) < _BLACKWELL:
         raise FlashUnavailable("it is made for Hopper GPUs")
-    return FlashFunction(name, "kvcache", module.flash_attn_with_kvcache, {}, splits_as_asked=True)
+    return FlashFunction(name, "kvcache", module.flash_attn_with_kvcache, {})
 
 
 def _second(name: str, module: Any, device: torch.device, page_size: int) -> FlashFunction:
-    return FlashFunction(name, "gathered", module.flash_attn_varlen_func, {}, splits_as_asked=False)
+    return FlashFunction(name, "gathered", module.flash_attn_varlen_func, {})
 
 
 _PACKAGES: Sequence[tuple[str, Callable[[str, Any, torch.device, int], FlashFunction]]] = (
@@ -120,14 +120,10 @@ class FlashBackend:
 
     name = "flash"
 
-    def __init__(self, function: FlashFunction, config: ModelConfig, page_size: int, *, deterministic: bool) -> None:
-        """`deterministic` asks for a function with `splits_as_asked`."""
-        assert function.splits_as_asked or not deterministic
+    def __init__(self, function: FlashFunction, config: ModelConfig, page_size: int) -> None:
         self._function = function
         self._scale = config.head_dim**-0.5
         self._page_size = page_size
-        self._num_splits = 1 if deterministic else 0
-        """0: the kernels choose, by what occupies the device."""
         self._batch: PagedBatch | None = None
         self._portions: list[_Portion] = []
 
@@ -163,7 +159,6 @@ class FlashBackend:
                 "seqused_k": batch.ends,
                 "max_seqlen_k": batch.longest_end,
                 "block_table": batch.pages,
-                "num_splits": self._num_splits,
             }
         else:
             given = {
@@ -172,7 +167,6 @@ class FlashBackend:
                 "v_cache": as_pages(values, self._page_size),
                 "cache_seqlens": batch.ends,
                 "page_table": batch.pages,
-                "num_splits": self._num_splits,
             }
         return self._call(given, batch.query_offsets, batch.longest_query)
 

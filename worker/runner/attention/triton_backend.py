@@ -141,8 +141,10 @@ class TritonBackend:
         assert batch is not None, "attend before plan"
         block_d = next_power_of_two(max(self._head_dim, _LEAST_ROWS))
         parts = (launch.num_blocks, q.shape[1], launch.num_splits) if launch.num_splits > 1 else (0, 0, 0)
-        sums = torch.empty((*parts, block_d), dtype=torch.float32, device=q.device)
-        maxima, totals = torch.empty((2, *parts), dtype=torch.float32, device=q.device)
+        # Each by itself: a kernel is compiled anew for a tensor that begins at no multiple of 16 bytes.
+        sums, maxima, totals = (
+            torch.empty(size, dtype=torch.float32, device=q.device) for size in ((*parts, block_d), parts, parts)
+        )
         attend_blocks[(launch.num_blocks, self._num_kv_heads, launch.num_splits)](
             q,
             keys,

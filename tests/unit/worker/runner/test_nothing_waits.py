@@ -48,8 +48,8 @@ HISTORY = np.array(PROMPT, np.int32)
 
 
 def flash(form: Form) -> Callable[[ModelConfig], AttentionBackend]:
-    function = FlashFunction("fake", form, lambda q, **_: torch.empty_like(q), {}, splits_as_asked=True)
-    return lambda config: FlashBackend(function, config, PAGE, deterministic=False)
+    function = FlashFunction("fake", form, lambda q, **_: torch.empty_like(q), {})
+    return lambda config: FlashBackend(function, config, PAGE)
 
 
 def triton(config: ModelConfig, *, deterministic: bool = False) -> AttentionBackend:
