@@ -21,11 +21,10 @@ from google.rpc import status_pb2
 
 from radixfleet.accepted import is_accepted
 from radixfleet.errors import Cancelled, DeadlineExceeded, InternalError, RadixfleetError, Unauthenticated, Unavailable
+from radixfleet.outgoing import Outgoing
 from radixfleet.status import error_from_rpc, error_from_status, was_told
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2
 
-_MESSAGE_BYTES = 1024**2
-"""A message is sent when it has so many; a request that is larger goes alone."""
 _CUT = frozenset({grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL})
 """What gRPC makes of a router that stops, and of a message that meets the stream's end on its way."""
 _RETRY_AFTER_S = 1.0
@@ -81,10 +80,7 @@ class _Open:
         self._call = call
         self._numbers = 0
         self._asked: dict[int, asyncio.Future[fleet_pb2.RouteResponse]] = {}
-        self._outgoing = fleet_pb2.RouteStreamRequest()
-        self._outgoing_bytes = 0
-        self._full: list[fleet_pb2.RouteStreamRequest] = []
-        """Messages that are complete, and wait for the one that is being written."""
+        self._outgoing = Outgoing(fleet_pb2.RouteStreamRequest)
         self._work = asyncio.Event()
         self.is_over = False
         self.was_answered = False
@@ -109,14 +105,14 @@ class _Open:
     def end_lease(self, lease_id: str, cached_tokens: int | None) -> None:
         """See `RouteAsker`."""
         if not self.is_over:
-            self._outgoing.ends.add(lease_id=lease_id, cached_tokens=cached_tokens)
+            self._outgoing.last.ends.add(lease_id=lease_id, cached_tokens=cached_tokens)
             self._work.set()
 
     async def close(self) -> None:
         """Take back what is asked, and let the router end the stream."""
         if not self.is_over:
-            self._outgoing.keep_leases = True
-            self._outgoing.cancels.extend(self._asked)
+            self._outgoing.last.keep_leases = True
+            self._outgoing.last.cancels.extend(self._asked)
             self._fail(lambda: Cancelled("the client was closed"))
             self.is_over = True
             self._work.set()
@@ -128,19 +124,15 @@ class _Open:
     def _leave(self, number: int, answer: asyncio.Future[fleet_pb2.RouteResponse]) -> None:
         """Nobody waits for the answer any more. It may have come in this very turn of the event loop."""
         if self._asked.pop(number, None) is not None:
-            self._outgoing.cancels.append(number)
+            self._outgoing.last.cancels.append(number)
             self._work.set()
         elif answer.done() and not answer.cancelled() and answer.exception() is None:
             self.end_lease(answer.result().lease_id, None)
 
     def _ask(self, request: inference_pb2.GenerateRequest, timeout_s: float | None) -> int:
-        size = request.ByteSize()
-        if self._outgoing_bytes and self._outgoing_bytes + size > _MESSAGE_BYTES:
-            self._full.append(self._outgoing)
-            self._outgoing, self._outgoing_bytes = fleet_pb2.RouteStreamRequest(), 0
         self._numbers += 1
-        self._outgoing.asks.add(number=self._numbers, request=request, timeout_s=timeout_s)
-        self._outgoing_bytes += size
+        message = self._outgoing.with_room_for(request.ByteSize())
+        message.asks.add(number=self._numbers, request=request, timeout_s=timeout_s)
         self._work.set()
         return self._numbers
 
@@ -157,9 +149,7 @@ class _Open:
             await self._call.done_writing()
 
     async def _write_all(self) -> None:
-        messages, self._full = [*self._full, self._outgoing], []
-        self._outgoing, self._outgoing_bytes = fleet_pb2.RouteStreamRequest(), 0
-        for message in messages:
+        for message in self._outgoing.take():
             if message.ByteSize():
                 await self._call.write(message)
 

@@ -45,6 +45,8 @@ _BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
 _BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
 """What gRPC makes of a connection that breaks in the middle of a stream."""
 _RETRY_AFTER_S = 1.0
+_LONGEST_RETRY_S = 86400.0
+"""A Duration has an end, and what one worker asks for is passed on to others."""
 _NOT_CONNECTED = re.compile(r"failed to connect to all addresses;.*ipv[46]:([^\s]+): .*remote host: (.+)")
 
 
@@ -56,7 +58,7 @@ def status_from_error(error: RadixfleetError) -> status_pb2.Status:
     details: list[Any] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)]
     if error.retry_after_s is not None:
         delay = duration_pb2.Duration()
-        delay.FromNanoseconds(round(max(error.retry_after_s, 0.0) * 1e9))
+        delay.FromNanoseconds(round(min(max(error.retry_after_s, 0.0), _LONGEST_RETRY_S) * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     if isinstance(error, errors.InvalidRequest) and error.field:
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=message)
@@ -153,11 +155,14 @@ def _from_details(status: status_pb2.Status, message: str) -> RadixfleetError | 
     retry = error_details_pb2.RetryInfo()
     bad_request = error_details_pb2.BadRequest()
     retry_after_s = None
-    for detail in status.details:
-        if detail.Unpack(retry):
-            retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
-        elif not detail.Unpack(bad_request):
-            detail.Unpack(info)
+    try:
+        for detail in status.details:
+            if detail.Unpack(retry):
+                retry_after_s = retry.retry_delay.ToNanoseconds() / 1e9
+            elif not detail.Unpack(bad_request):
+                detail.Unpack(info)
+    except DecodeError:
+        return None
     kind = errors.BY_REASON.get(info.reason)
     if info.domain != DOMAIN or kind is None:
         return None

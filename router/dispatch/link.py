@@ -14,8 +14,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import grpc.aio
 
+from radixfleet.cancellation import is_cancelled
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
-from radixfleet.status import error_from_rpc
+from radixfleet.status import error_from_rpc, was_told
 from radixfleet.tracing import headers
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.dispatch.request import PreparedRequest
@@ -106,9 +107,7 @@ class CallLink:
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, self._worker) from error
         except asyncio.CancelledError:
-            # gRPC raises this too when the call is cut, or the channel closed under it: then nobody cancelled us.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             raise broken(self._worker, "the worker says nothing, or its channel was closed") from None
         finally:
@@ -127,8 +126,8 @@ def failure_of(error: grpc.aio.AioRpcError, worker: str) -> LinkFailure:
     """What a failed call to `worker` means."""
     detail = f"{error.code().name}: {error.details()}"
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return LinkFailure("deadline", DeadlineExceeded("the deadline passed before the answer was there"), detail)
-    if error.code() in _BROKEN and not _in_own_words(error):
+        return deadline_passed(detail)
+    if error.code() in _BROKEN and not was_told(error):
         return broken(worker, detail)
     return LinkFailure("answer", error_from_rpc(error), detail)
 
@@ -145,15 +144,20 @@ _BROKEN = frozenset(
 
 
 def broken(worker: str, detail: str) -> LinkFailure:
-    """The connection to `worker` is gone."""
+    """The connection to `worker` is gone. `detail`, here and below, is for the log."""
     error = Unavailable(f"worker {worker} cannot be reached", retry_after_s=_RETRY_AFTER_S)
     return LinkFailure("transport", error, detail)
 
 
-def _in_own_words(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the worker itself wrote the status: then it carries details, which gRPC's own statuses never do."""
-    trailers: Any = error.trailing_metadata() or ()  # the stubs know no aio.Metadata here
-    return any(key == "grpc-status-details-bin" for key, _ in trailers)
+def deadline_passed(detail: str) -> LinkFailure:
+    """The request's deadline passed."""
+    return LinkFailure("deadline", DeadlineExceeded("the deadline passed before the answer was there"), detail)
+
+
+def refused(error: RadixfleetError) -> LinkFailure:
+    """The worker said no, or that the deadline passed there."""
+    detail = f"{error.code}: {error}"
+    return deadline_passed(detail) if isinstance(error, DeadlineExceeded) else LinkFailure("answer", error, detail)
 
 
 def reply_of(message: inference_pb2.GenerateResponse) -> Reply:

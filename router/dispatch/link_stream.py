@@ -13,15 +13,13 @@ from contextlib import aclosing
 
 import grpc.aio
 
+from radixfleet.outgoing import MESSAGE_BYTES
 from radixfleet.types import Incarnation
 from radixfleet.v1 import worker_pb2_grpc
-from router.dispatch.link import CallLink, LinkFailure, Reply, broken
-from router.dispatch.open_link import CREDIT, NotSpoken, OpenLink, deadline_passed
+from router.dispatch.link import CallLink, LinkFailure, Reply, broken, deadline_passed
+from router.dispatch.open_link import CREDIT, NotSpoken, OpenLink
 from router.dispatch.request import PreparedRequest
 from router.workers.state import WorkerState
-
-_LARGE_BYTES = 1024**2
-"""Requests of this size hold up the others in their frame: they have calls of their own."""
 
 
 class StreamLink:
@@ -37,14 +35,15 @@ class StreamLink:
 
     async def generate(self, request: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Reply, None]:
         """See `WorkerLink`."""
-        stream = await self._stream_for(request, timeout_s)
+        num_bytes = request.message.ByteSize()
+        stream = await self._stream_for(num_bytes, timeout_s)
         if stream is None:
             async with aclosing(self._calls.generate(request, timeout_s)) as replies:
                 async for reply in replies:
                     yield reply
             return
         # Not left to a generator of the stream: each one on a token's way costs a microsecond.
-        number, inbox = stream.start(request, timeout_s)
+        number, inbox = stream.start(request, num_bytes, timeout_s)
         read = 0
         try:
             while True:
@@ -76,9 +75,9 @@ class StreamLink:
     def _is_silent(self) -> bool:
         return self._silent_incarnation is not None and self._silent_incarnation == self._worker.incarnation
 
-    async def _stream_for(self, request: PreparedRequest, timeout_s: float | None) -> OpenLink | None:
-        """None: the request goes by a call."""
-        if request.message.ByteSize() >= _LARGE_BYTES or self._is_silent:
+    async def _stream_for(self, num_bytes: int, timeout_s: float | None) -> OpenLink | None:
+        """For a request of this size; None: it goes by a call, as it would hold up all that is behind it."""
+        if num_bytes > MESSAGE_BYTES or self._is_silent:
             return None
         try:
             return await self._opened(timeout_s)

@@ -8,9 +8,10 @@ from contextlib import aclosing
 
 import grpc.aio
 
-from radixfleet.errors import DeadlineExceeded, RadixfleetError
+from radixfleet.cancellation import is_cancelled
+from radixfleet.errors import RadixfleetError
 from router.dialects.speaker import Generator, Unreachable
-from router.dispatch.link import LinkFailure, Reply, broken, failure_of, reply_of
+from router.dispatch.link import Reply, broken, failure_of, refused, reply_of
 from router.dispatch.request import PreparedRequest
 
 
@@ -37,11 +38,8 @@ class TranslatedLink:
         except Unreachable as error:
             raise broken(self._worker, str(error)) from error
         except RadixfleetError as error:
-            kind = "deadline" if isinstance(error, DeadlineExceeded) else "answer"
-            raise LinkFailure(kind, error, f"{error.code}: {error}") from error  # type: ignore[arg-type]  # literals
+            raise refused(error) from error
         except asyncio.CancelledError:
-            # gRPC raises this too when the channel is closed under the call: then nobody cancelled us.
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_cancelled():
                 raise
             raise broken(self._worker, "the channel was closed") from None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import grpc.aio
 
 from router.dialects.speaker import Generator
-from router.dispatch.link import CallLink, WorkerLink
+from router.dispatch.link import CallLink, WorkerLink, broken
 from router.dispatch.link_stream import StreamLink
 from router.dispatch.link_translated import TranslatedLink
 from router.workers.state import WorkerState
@@ -33,7 +33,9 @@ class Links:
         self._links: dict[WorkerState, StreamLink | CallLink] = {}
 
     def to(self, worker: WorkerState) -> WorkerLink:
-        """The link to a worker that is in the registry."""
+        """The link to a worker. Raises LinkFailure for one that was removed after it had been chosen."""
+        if worker.removed:
+            raise broken(worker.name, "it was removed")
         generator = self._generator(worker)
         if generator is not None:
             return TranslatedLink(generator, worker.name)

@@ -1,6 +1,6 @@
 """One stream of `Worker.Link`, from its call to its end.
 
-    start, give_credit, leave --> _outgoing --> writer --> frames, each with all that came during the last
+    start, give_credit, leave --> _outgoing --> writer --> frames, each with all that came during the last, but bounded
     inbox of the request <------------------- reader <-- frames of the worker
 
 When it ends, however it does, all who wait for something on it are told why.
@@ -17,12 +17,12 @@ from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 
 from radixfleet.accepted import is_accepted
-from radixfleet.errors import DeadlineExceeded
+from radixfleet.outgoing import Outgoing
 from radixfleet.status import error_from_status
 from radixfleet.tracing import headers
 from radixfleet.v1 import worker_pb2
 from router.dispatch.inbox import Inbox
-from router.dispatch.link import LinkFailure, Reply, broken, failure_of, reply_of
+from router.dispatch.link import LinkFailure, Reply, broken, deadline_passed, failure_of, refused, reply_of
 from router.dispatch.request import PreparedRequest
 
 CREDIT = 32
@@ -47,7 +47,7 @@ class OpenLink:
         self._late: dict[int, asyncio.TimerHandle] = {}
         """Deadlines, by the request's number."""
         self._numbers = 0
-        self._outgoing = worker_pb2.RouterFrame()
+        self._outgoing = Outgoing(worker_pb2.RouterFrame)
         self._work = asyncio.Event()
         self.is_known = False
         self.is_over = False
@@ -59,14 +59,17 @@ class OpenLink:
             asyncio.create_task(self._write(), name=f"write {worker}"),
         )
 
-    def start(self, request: PreparedRequest, timeout_s: float | None) -> tuple[int, Inbox]:
-        """Send the request; its number, and where the answer comes. To be followed by `leave`. Raises LinkFailure."""
+    def start(self, request: PreparedRequest, num_bytes: int, timeout_s: float | None) -> tuple[int, Inbox]:
+        """Send the request, of this size; its number, and where the answer comes. To be followed by `leave`.
+
+        Raises LinkFailure.
+        """
         if self.is_over:
             raise broken(self._worker, "the link broke")
         self._numbers += 1
         number = self._numbers
         inbox = self._inboxes[number] = Inbox()
-        self._outgoing.starts.add(
+        self._outgoing.with_room_for(num_bytes).starts.add(
             number=number, request=request.message, timeout_s=timeout_s, credit=CREDIT, **headers()
         )
         self._work.set()
@@ -77,7 +80,7 @@ class OpenLink:
 
     def give_credit(self, number: int, credit: int) -> None:
         """So many messages of the request were read."""
-        self._outgoing.credits.add(number=number, credit=credit)
+        self._outgoing.last.credits.add(number=number, credit=credit)
         self._work.set()
 
     def leave(self, number: int) -> None:
@@ -86,7 +89,7 @@ class OpenLink:
         if late is not None:
             late.cancel()
         if self._inboxes.pop(number, None) is not None and not self.is_over:
-            self._outgoing.cancels.append(number)
+            self._outgoing.last.cancels.append(number)
             self._work.set()
 
     async def close(self) -> None:
@@ -164,8 +167,8 @@ class OpenLink:
             while not self.is_over:
                 await self._work.wait()
                 self._work.clear()
-                frame, self._outgoing = self._outgoing, worker_pb2.RouterFrame()
-                await self._call.write(frame)
+                for frame in self._outgoing.take():
+                    await self._call.write(frame)
 
 
 def _failure(status: bytes, worker: str) -> LinkFailure:
@@ -173,12 +176,4 @@ def _failure(status: bytes, worker: str) -> LinkFailure:
         message: Any = status_pb2.Status.FromString(status)
     except DecodeError:
         return broken(worker, "a status that is none")
-    error = error_from_status(message)
-    if isinstance(error, DeadlineExceeded):
-        return deadline_passed(str(error))
-    return LinkFailure("answer", error, f"{error.code}: {error}")
-
-
-def deadline_passed(detail: str) -> LinkFailure:
-    """The deadline passed; `detail` is for the log."""
-    return LinkFailure("deadline", DeadlineExceeded("the deadline passed before the answer was there"), detail)
+    return refused(error_from_status(message))

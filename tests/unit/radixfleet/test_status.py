@@ -10,7 +10,7 @@ from grpc_status import rpc_status
 from radixfleet import errors
 from radixfleet.channel import open_channel
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError
-from radixfleet.status import error_from_rpc, status_from_error, stream_error
+from radixfleet.status import error_from_rpc, error_from_status, status_from_error, stream_error
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.fake_inference import FakeInference, serving
 
@@ -163,6 +163,21 @@ def test_details_of_another_domain_are_not_ours():
 def test_trailers_that_are_no_status_are_passed_over():
     trailers = (("grpc-status-details-bin", b"\xff\xff\xff"), ("other", "text"))
     assert type(error_from_rpc(bare(grpc.StatusCode.UNAVAILABLE, trailers=trailers))) is errors.Unreachable
+
+
+@pytest.mark.parametrize("kind", ["ErrorInfo", "RetryInfo", "BadRequest"])
+def test_details_that_cannot_be_read_are_passed_over(kind: str):
+    """A link's reader must not end, with all requests on it, by what a worker says of one."""
+    status = status_from_error(Overloaded("full"))
+    status.details.add(type_url=f"type.googleapis.com/google.rpc.{kind}", value=b"\xff\xff")
+    trailers = (("grpc-status-details-bin", status.SerializeToString()),)
+    failed = bare(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", trailers)
+    for error in (error_from_status(status), error_from_rpc(failed)):
+        assert (type(error), str(error)) == (Overloaded, "full")
+
+
+def test_a_wait_without_an_end_is_one_that_can_be_told():
+    assert details(Overloaded("full", retry_after_s=1e300))["RetryInfo"].retry_delay.ToSeconds() == 86400
 
 
 def test_a_message_too_large_is_not_worth_another_try():

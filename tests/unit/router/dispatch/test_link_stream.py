@@ -85,6 +85,9 @@ async def test_links_of_workers_that_left_are_forgotten() -> None:
     link = links.to(first)
     assert links.to(first) is link
     first.removed = True
+    with pytest.raises(LinkFailure, match="it was removed") as caught:  # a moment after it was chosen
+        links.to(first)
+    assert caught.value.kind == "transport"
     links.to(second)
     assert list(links._links) == [second]
     assert isinstance(Links(lambda state: channels[state.address], lambda _: None, streams=False).to(second), CallLink)
@@ -93,6 +96,18 @@ async def test_links_of_workers_that_left_are_forgotten() -> None:
         await channel.close()
     for worker in workers:
         await worker.kill()
+
+
+async def test_a_burst_of_long_prompts_goes_in_several_frames() -> None:
+    """gRPC ends a stream with a message over its limit, and with it every request on the link."""
+    worker = await fake_worker().start()
+    async with open_channel(worker.address, max_message_bytes=2 * 1024**2) as channel:
+        link = StreamLink(channel, Parts(1).workers[0])
+        answers = await asyncio.gather(*(collect(link, sendable(100_000)) for _ in range(20)))
+        assert all(replies[-1].kind == "end" for replies in answers)
+        assert worker.links == 1
+        await link.close()
+    await worker.kill()
 
 
 async def test_closing_ends_what_still_runs() -> None:
