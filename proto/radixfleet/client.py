@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from random import Random
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -38,6 +38,7 @@ from radixfleet.answers import (
     WorkerEntry,
     WorkerInfo,
 )
+from radixfleet.cancellation import is_cancelled
 from radixfleet.channel import open_channel
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.collector import Collector
@@ -83,7 +84,7 @@ class Client:
         self._retry = retry or RetryPolicy()
         self._timeout_s = timeout_s
         self._clock = clock or MonotonicClock()
-        self._closed = False
+        self._closed = asyncio.Event()
         self._contact = Contact()
         self._asker = RouteAsker(self._fleet)
         self._calls_until_s = float("-inf")
@@ -100,7 +101,7 @@ class Client:
 
     async def close(self) -> None:
         """End what is running (it raises Cancelled) and close the connection."""
-        self._closed = True
+        self._closed.set()
         await self._asker.close()
         await self._channel.close(None)
 
@@ -138,7 +139,7 @@ class Client:
     async def _try_generate(
         self, request: inference_pb2.GenerateRequest, deadline: Deadline
     ) -> AsyncGenerator[Event, None]:
-        timeout_s = deadline.for_try_s(self._clock)
+        timeout_s = self._for_try_s(deadline)
         call = self._inference.Generate(request, timeout=timeout_s, metadata=tuple(headers().items()))
         held: list[Event] = []
         finished: Finished | None = None
@@ -159,7 +160,7 @@ class Client:
             told = stream_error(error, self._address, delivered_tokens)
             raise deadline.named(told, delivered_tokens) from error
         except asyncio.CancelledError:
-            self._check_closed()
+            self._check_open()
             raise
         finally:
             call.cancel()
@@ -283,7 +284,7 @@ class Client:
         deadline = Deadline.after(timeout_s, self._clock)
         tries, begun = self._tries(), False
         while True:
-            left_s = deadline.for_try_s(self._clock)
+            left_s = self._for_try_s(deadline)
             try:
                 call = self._fleet.WatchFleet(fleet_pb2.WatchFleetRequest(), timeout=left_s)
                 async with aclosing(watched_fleet.reports(call, self._address)) as reports:
@@ -300,7 +301,7 @@ class Client:
                     raise DeadlineExceeded(text) from error
                 raise deadline.named(error) from error.__cause__
             except asyncio.CancelledError:
-                self._check_closed()
+                self._check_open()
                 raise
 
     async def register(self, address: str, *, timeout_s: float | None = None) -> bool:
@@ -358,30 +359,36 @@ class Client:
         deadline = self._deadline(timeout_s)
         tries = self._tries()
         while True:
-            left_s = deadline.for_try_s(self._clock)
+            left_s = self._for_try_s(deadline)
             try:
                 answer = await attempt(left_s)
             except RadixfleetError as error:
                 await self._wait_for_retry(deadline.named(error), tries, deadline)
             except asyncio.CancelledError:
-                self._check_closed()
+                self._check_open()
                 raise
             else:
                 self._contact.has_answered = True
                 return answer
 
-    def _check_closed(self) -> None:
-        """Closing the channel cancels its calls; a task that nobody cancelled must not take that for its own end."""
-        task = asyncio.current_task()
-        if self._closed and task is not None and not task.cancelling():
+    def _for_try_s(self, deadline: Deadline) -> float | None:
+        """What one more try may take. Raises Cancelled when the client was closed, DeadlineExceeded."""
+        self._check_open()
+        return deadline.for_try_s(self._clock)
+
+    def _check_open(self) -> None:
+        """Raises Cancelled when the client was closed."""
+        if self._closed.is_set() and not is_cancelled():
             raise Cancelled("the client was closed")
 
     async def _wait_for_retry(self, error: RadixfleetError, tries: Tries, deadline: Deadline) -> None:
-        """Return when the next try is due; raise `error` when there is to be none."""
+        """Return when the next try is due, or the client is closed; raise `error` when there is to be none."""
         delay_s = tries.delay_s(error, deadline.left_s(self._clock))
         if delay_s is None:
             raise error
-        await asyncio.sleep(delay_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._closed.wait()
 
     def _tries(self) -> Tries:
         return Tries(self._retry, self._contact, self._clock, self._random)

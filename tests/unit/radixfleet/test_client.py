@@ -415,6 +415,35 @@ async def test_the_wait_that_the_server_asks_for_reaches_the_client():
     assert len(fake.requests) == 1
 
 
+@pytest.mark.parametrize("call", [lambda client: client.complete("hello"), lambda client: client.tokenize("hello")])
+async def test_closing_the_client_ends_what_waits_for_another_try(call):
+    busy = Overloaded("full", retry_after_s=1e6)
+    waits = CountedRandom()
+    async with serving(FakeInference([[busy]], [busy])) as address:
+        client = Client(address, random=waits)
+        calling = asyncio.create_task(call(client))
+        await until(lambda: waits.drawn, "it waits for its second try")
+        await client.close()
+        with pytest.raises(Cancelled, match="closed"):
+            await calling
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.complete("hello"),
+        lambda client: client.tokenize("hello"),
+        lambda client: client.route("hello"),
+        lambda client: anext(client.watch_fleet()),
+    ],
+)
+async def test_a_client_that_is_closed_says_so(call):
+    client = Client("127.0.0.1:1")
+    await client.close()
+    with pytest.raises(Cancelled, match="closed"):
+        await call(client)
+
+
 async def test_closing_the_client_ends_what_runs():
     fake = FakeInference([[started(), delta(1), Silence()]])
     async with serving(fake) as address:
