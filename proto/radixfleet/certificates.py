@@ -14,6 +14,7 @@ import structlog
 from cryptography import x509
 
 from radixfleet.background import beside
+from radixfleet.counts import counted
 
 SOON_S = 14 * 86400.0
 """Two weeks: enough for whoever has to ask somebody else for another one."""
@@ -47,7 +48,7 @@ def warning(cert_file: Path, expires_s: float, now_s: float) -> str | None:
         return None
     date = datetime.datetime.fromtimestamp(expires_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     days = int((expires_s - now_s) // 86400)
-    when = f"has expired ({date})" if expires_s <= now_s else f"expires in {days} days ({date})"
+    when = f"has expired ({date})" if expires_s <= now_s else f"expires in {counted(days, 'day')} ({date})"
     return f"the certificate {cert_file} {when}: put a new one in its place, which is taken up without a restart"
 
 

@@ -164,6 +164,6 @@ def open_channel(target: str | Endpoint, *, max_message_bytes: int = MAX_MESSAGE
     else:
         secured = [*options, *endpoint.tls.options()]
         channel = RenewedChannel(
-            endpoint.tls.watch(), lambda with_: grpc.aio.secure_channel(endpoint.address, with_, options=secured)
+            endpoint.tls.watched, lambda with_: grpc.aio.secure_channel(endpoint.address, with_, options=secured)
         )
     return channel if endpoint.key is None else KeyedChannel(channel, endpoint.shown_key)

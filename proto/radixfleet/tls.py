@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,7 +25,7 @@ SYSTEM_CAS = "system"
 """In the place of a file of CAs: those that the machine trusts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClientTls:
     """What one who dials checks the server against, and shows it."""
 
@@ -46,11 +47,12 @@ class ClientTls:
         check_pair(cert, key)
         return grpc.ssl_channel_credentials(roots, read_file(key), read_file(cert))
 
-    def watch(self, clock: Clock | None = None) -> Watched[grpc.ChannelCredentials]:
-        """The credentials, made again when the files change. Raises UnusableFile."""
+    @cached_property
+    def watched(self) -> Watched[grpc.ChannelCredentials]:
+        """The credentials, made again when the files change: the same for all channels. Raises UnusableFile."""
         files = (self.ca, self.cert, self.key)
         paths = [Path(file) for file in files if file is not None and str(file) != SYSTEM_CAS]
-        return Watched(paths, self.credentials, clock)
+        return Watched(paths, self.credentials)
 
     def options(self) -> list[tuple[str, str]]:
         """Options of the channel."""

@@ -38,6 +38,7 @@ def test_the_first_of_a_chain_to_expire_counts(tmp_path: Path) -> None:
     [
         (SOON_S + 60, None),
         (SOON_S - 60, "fleet.pem expires in 13 days (2030-01-14 23:59 UTC)"),
+        (86400 + 60, "expires in 1 day ("),
         (60, "expires in 0 days"),
         (0, "has expired (2030-01-01 00:00 UTC)"),
     ],

@@ -152,6 +152,15 @@ async def test_spoilt_files_leave_the_last_certificate_in_use(place: Place) -> N
         assert await ask(port, place.client_tls()) == [97, 98]
 
 
+async def test_spoilt_files_leave_the_last_certificate_in_use_for_new_peers_too(place: Place) -> None:
+    """A worker that registers while its router's files are wrong is dialled as the others are."""
+    tls = place.client_tls()
+    async with serving(place.server_tls()) as port:
+        assert await ask(port, tls) == [97, 98]
+        place.ca.write_text("spoilt")
+        assert await ask(port, tls) == [97, 98]
+
+
 async def http_ask(port: int, ca: Path, pair: Pair | None = None) -> bytes:
     """What a TLS server says; empty when it hangs up."""
     context = ssl.create_default_context(cafile=ca)
