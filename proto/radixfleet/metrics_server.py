@@ -12,6 +12,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from socketserver import ThreadingMixIn
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeAlias
@@ -32,6 +33,8 @@ _App: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]
 _POLL_S = 0.05
 _SLOW_S = 10.0
 """So long may a client say nothing, or take nothing."""
+_LONGEST_S = 60.0
+"""So long may a scrape take in all, also of a client that says a little now and then."""
 _MAX_SCRAPES = 32
 """At a time: more are turned away."""
 
@@ -91,9 +94,13 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        end = threading.Timer(_LONGEST_S, _hang_up, (request,))
+        end.daemon = True
+        end.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            end.cancel()
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -101,6 +108,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         error = sys.exception()
         if not isinstance(error, OSError):
             _log.error("a scrape failed by a fault of ours", exc_info=error)
+
+
+def _hang_up(request: socket.socket) -> None:
+    """Whoever reads from it, or writes to it, ends."""
+    with suppress(OSError):
+        request.shutdown(socket.SHUT_RDWR)
 
 
 class _IPv6Server(_Server):

@@ -81,6 +81,27 @@ def test_a_client_that_says_nothing_is_hung_up_on(
     assert capsys.readouterr().err == ""
 
 
+def test_a_client_that_says_a_little_now_and_then_is_hung_up_on_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "_LONGEST_S", 0.2)
+    with (
+        MetricsServer(registry(), "127.0.0.1", 0) as server,
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as slow,
+    ):
+        slow.sendall(b"GET /metrics HTTP/1.0\r\nX-Long: ")
+        slow.settimeout(0.02)
+        for _ in range(1000):
+            try:
+                slow.sendall(b"x")
+                if slow.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("it still holds its thread")
+
+
 def test_silent_clients_take_no_more_than_their_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "_MAX_SCRAPES", 2)
     with MetricsServer(registry(), "127.0.0.1", 0) as server:
