@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 
@@ -19,5 +19,6 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[as
         yield task
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.result()

@@ -25,6 +25,29 @@ async def test_it_goes_on_while_the_block_lasts_and_has_ended_behind_it() -> Non
     assert turns == ["block", "ended"]
 
 
+async def test_who_is_cancelled_while_it_ends_stays_cancelled() -> None:
+    ending, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await ended.wait()
+
+    async def block() -> None:
+        async with beside(work(), "work"):
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(block())
+    await ending.wait()
+    running.cancel()
+    await asyncio.wait([running], timeout=0)
+    ended.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
 async def test_what_it_raises_comes_out_behind_the_block() -> None:
     async def work() -> None:
         raise ValueError("broken")
