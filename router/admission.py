@@ -52,6 +52,8 @@ class AdmissionQueue(Generic[Item]):
             if -priority >= self._order[-1][0]:
                 raise QueueFull
             displaced = self._items.pop(self._order.pop())
+        if not self._order:
+            self._taken_at_s.clear()  # how fast the queue went before it was empty says nothing of now
         self._arrivals += 1
         place = (-priority, self._arrivals)
         insort(self._order, place)

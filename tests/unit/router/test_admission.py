@@ -52,3 +52,18 @@ def test_the_wait_that_is_foretold_is_that_of_the_queue_at_its_recent_pace() -> 
     assert waiting.retry_after_s == pytest.approx(20 * 0.5)
     clock.advance(9.5)
     assert waiting.retry_after_s == pytest.approx(20 * 1.0), "it has come to a stop since"
+
+
+def test_an_hour_in_which_nobody_waited_does_not_make_the_queue_slow() -> None:
+    clock = ManualClock()
+    waiting = queue(100, clock)
+    for _ in range(3):
+        waiting.add("before", 0)
+        waiting.take()
+    clock.advance(3600.0)
+    for index in range(40):
+        waiting.add(str(index), 0)
+    for _ in range(20):
+        clock.advance(0.5)
+        waiting.take()
+    assert 8.0 < waiting.retry_after_s <= 10.0
