@@ -137,6 +137,8 @@ class Dispatcher:
         try:
             lease = self._gate.enter_again(going_on, failures.workers)
         except Unavailable:
+            if not attempt.is_visible:
+                self._budget.give_back()
             raise _error(failure, attempt, record) from failure
         record.retries += 1
         self._metrics.retries.labels("resumed" if attempt.is_visible else "retried").inc()

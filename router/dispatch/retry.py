@@ -54,3 +54,7 @@ class RetryBudget:
             return False
         self._saved -= 1.0
         return True
+
+    def give_back(self) -> None:
+        """The retry that was taken last cannot be made: there is no other worker."""
+        self._saved += 1.0

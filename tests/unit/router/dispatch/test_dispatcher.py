@@ -249,6 +249,17 @@ async def test_the_budget_bounds_the_retries_of_a_fleet_that_fails() -> None:
     carrying.check_settled()
 
 
+async def test_what_cannot_be_tried_elsewhere_spends_nothing_and_is_not_told_that_it_did() -> None:
+    carrying = Carrying(*([lost()] for _ in range(30)), workers=1, ratio=0.1)
+    for _ in range(30):
+        with pytest.raises(Unavailable) as caught:
+            await carrying.run()
+        carrying.parts.clock.advance(1000.0)  # its breaker lets one through again
+        assert "budget" not in str(caught.value)
+    assert len(carrying.tried) == 30
+    carrying.check_settled()
+
+
 async def test_the_time_that_is_left_goes_to_the_worker() -> None:
     carrying = Carrying(WHOLE)
     await carrying.run(timeout_s=3.5)
