@@ -30,6 +30,8 @@ from worker.sampling.grammar import GrammarCompiler, GrammarError
 _STACK_BYTES = 4 << 20
 _MEMORY_BYTES = 512 << 20
 _ANSWER_TOKENS = 64
+_MOST_CHARACTERS = 500
+"""llguidance repeats what it does not understand: more of a large grammar than the front's pipe or a status takes."""
 _DEAD_END = "NoExtension"
 """In llguidance's words. A schema that refers to nothing but itself, say."""
 
@@ -73,7 +75,7 @@ def main() -> None:
     for line in lines:
         grammar = msgspec.json.decode(line, type=Grammar)
         answer = unusable or _on_thread(partial(why_not, compiler, grammar))
-        _say(answer)
+        _say(answer if len(answer) <= _MOST_CHARACTERS else f"{answer[:_MOST_CHARACTERS]} ...")
 
 
 def _say(answer: str) -> None:

@@ -18,13 +18,13 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from radixfleet.errors import InvalidRequest, Overloaded
+from radixfleet.errors import InvalidRequest, Overloaded, Unavailable
 from radixfleet.text import TokenizerSpec
 from radixfleet.types import Grammar, Incarnation
 from worker.engine.handle import EngineHandle
 
 _TRY_S = 5.0
-"""How long compiling may take. The first try may also have to start the process."""
+"""How long compiling may take."""
 _START_S = 60.0
 _REMEMBERED = 32
 """Fewer than the runner keeps, so that what is remembered here is compiled there."""
@@ -87,17 +87,18 @@ class Grammars:
 class GrammarChecker:
     """The process that tries grammars, one at a time; started when the first comes, and again after its end."""
 
-    def __init__(self, spec: TokenizerSpec, *, try_s: float = _TRY_S) -> None:
+    def __init__(self, spec: TokenizerSpec, *, try_s: float = _TRY_S, start_s: float = _START_S) -> None:
         self._spec = spec
         self._try_s = try_s
+        self._start_s = start_s
         self._turn = asyncio.Lock()
         self._process: Process | None = None
 
     async def why_not(self, grammar: Grammar) -> str:
-        """Why a grammar cannot be used; empty when it can."""
+        """Why a grammar cannot be used; empty when it can. Raises Unavailable when the process cannot be started."""
         async with self._turn:
+            process = await self._running()
             try:
-                process = await self._running()
                 async with asyncio.timeout(self._try_s):
                     answer = await _ask(process, grammar)
             except TimeoutError:
@@ -114,7 +115,7 @@ class GrammarChecker:
         await self._kill()
 
     async def _running(self) -> Process:
-        """The process, with its tokenizer read."""
+        """The process, with its tokenizer read. That it does not start says nothing of any grammar: Unavailable."""
         if self._process is not None and self._process.returncode is None:
             return self._process
         self._process = await asyncio.create_subprocess_exec(
@@ -124,8 +125,14 @@ class GrammarChecker:
         assert stdin is not None
         stdin.write(self._spec.to_json() + b"\n")
         assert self._process.stdout is not None
-        async with asyncio.timeout(_START_S):
-            await self._process.stdout.readline()
+        ready = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._start_s):
+                ready = await self._process.stdout.readline()
+        if not ready:
+            await self._kill()
+            _log.error("the process that tries grammars does not start")
+            raise Unavailable("no grammar can be tried here at the moment", retry_after_s=_RETRY_AFTER_S)
         return self._process
 
     async def _kill(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +80,19 @@ async def test_good_and_bad_grammars_are_told_apart(checker: GrammarChecker) -> 
 
 async def test_a_schema_that_nothing_satisfies_is_refused_in_plain_words(checker: GrammarChecker) -> None:
     assert (await checker.why_not(schema({"$ref": "#"}))).startswith("no answer can keep to it")
+
+
+@pytest.mark.parametrize("kind", ["regex", "json_schema"])
+async def test_a_large_grammar_that_is_wrong_is_refused_in_few_words_and_the_next_one_served(
+    checker: GrammarChecker, kind: str
+) -> None:
+    """However much of it the compiler repeats; no answer is taken for that to another grammar."""
+    long = "a" * 200_000
+    wrong = regex(f"{long}(") if kind == "regex" else schema({"type": long})
+    refusals = [await checker.why_not(wrong) for _ in range(2)]
+    assert [refusal.rpartition("aaa")[2] for refusal in refusals] == [" ..."] * 2
+    assert max(map(len, refusals)) < 600
+    assert await checker.why_not(regex("a+")) == ""
 
 
 async def test_what_takes_too_long_is_ended_and_the_next_one_is_served(spec: TokenizerSpec) -> None:
@@ -157,3 +172,24 @@ async def test_many_who_ask_for_the_same_wait_for_one_try_and_too_many_new_ones_
     checker.gate.set()
     await asyncio.gather(*same, *others)
     assert checker.asked.count("same") == 1
+
+
+@pytest.mark.parametrize("start", ["ends", "hangs"])
+async def test_a_process_that_does_not_start_is_no_fault_of_a_grammar(
+    monkeypatch: pytest.MonkeyPatch, spec: TokenizerSpec, tmp_path: Path, start: str
+) -> None:
+    """The next one finds another process, and the grammar is not taken for a bad one."""
+    broken = tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\n{'exit 1' if start == 'ends' else 'exec sleep 60'}\n")
+    broken.chmod(0o755)
+    checker = GrammarChecker(spec, start_s=60 if start == "ends" else 0.05)
+    grammars = Grammars(Answering(), checker)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "executable", str(broken))
+            with pytest.raises(Unavailable):
+                await grammars.admit(regex("a"))
+        checker._start_s = 60
+        await grammars.admit(regex("a"))
+    finally:
+        await checker.close()
