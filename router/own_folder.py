@@ -32,7 +32,19 @@ def own_folder(among: Path | None = None) -> Iterator[Path]:
         with (folder / f"{_LOCK}.partial").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             (folder / f"{_LOCK}.partial").replace(folder / _LOCK)  # whoever finds it finds it locked
-            yield folder
+            with _kept(folder):
+                yield folder
+
+
+@contextmanager
+def _kept(folder: Path) -> Iterator[None]:
+    """From systemd-tmpfiles, which takes away what lies there unused for days, but for what is in locked folders."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)
 
 
 def _remove_if_left(folder: Path) -> None:

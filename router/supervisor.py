@@ -89,6 +89,7 @@ class _Supervisor:
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
         self._served: set[int] = set()
+        """Which have served: what ended since then is started again, for whatever reason and with whatever code."""
 
     async def run(self) -> int:
         """Until told to stop; 0, or the exit code of a process that cannot serve."""
@@ -148,18 +149,21 @@ class _Supervisor:
         if self._stopping.is_set():
             process.terminate()
         code = await process.wait()
-        if await asyncio.to_thread(place.file.exists):
-            self._served.add(place.index)
         await asyncio.to_thread(place.withdraw)
         return code
 
     async def _announce(self) -> None:
-        """Once all serve, tell scripts and the log where."""
-        while not await asyncio.to_thread(lambda: all(place.file.exists() for place in self._places)):  # noqa: ASYNC110
+        """Once all have served, tell scripts and the log where."""
+        while len(self._served) < len(self._places):
+            self._served |= await asyncio.to_thread(self._serving)
             await asyncio.sleep(_POLL_S)  # other processes tell by files
         address = local_address(self._settings.host, self._settings.port)
         await asyncio.to_thread(publish_addresses, self._settings, address, self._settings.http_port)
         _log.info("all router processes listen", address=address, processes=len(self._places))
+
+    def _serving(self) -> set[int]:
+        """Which do now. Blocks."""
+        return {place.index for place in self._places if place.file.exists()}
 
     def _stop(self) -> None:
         """Told to. A second time: each process is told again, and cuts its drain short."""

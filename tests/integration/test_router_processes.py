@@ -132,7 +132,10 @@ async def test_all_processes_know_what_one_is_told_and_all_get_requests(tmp_path
         await routers.until_figures('workers{status="serving"}', lambda count: count == 0)
 
 
-async def test_a_process_that_dies_is_replaced_and_hears_from_its_siblings(tmp_path: Path, worker: FakeWorker) -> None:
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to end"])
+async def test_a_process_that_ends_is_replaced_and_hears_from_its_siblings(
+    tmp_path: Path, worker: FakeWorker, how: signal.Signals
+) -> None:
     async with router_processes(tmp_path) as routers:
         await register(routers, worker)
         await routers.until_figures('workers{status="serving"}', lambda count: count == 1)
@@ -140,7 +143,7 @@ async def test_a_process_that_dies_is_replaced_and_hears_from_its_siblings(tmp_p
         ports = {port: child for child in routers.children() for port in _ports(child)}
         other = next(target for target in routers.targets() if not target.endswith(f":{routers.metrics_port}"))
         victim = ports[int(other.rpartition(":")[2])]
-        victim.send_signal(signal.SIGKILL)
+        victim.send_signal(how)
         await until(lambda: not survivors([victim]), "the process is gone", timeout_s=START_S)
         await routers.until_figures('workers{status="serving"}', lambda count: count == 1)
         assert victim not in routers.children()

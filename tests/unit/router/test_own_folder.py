@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from router.own_folder import own_folder
 
@@ -24,6 +28,14 @@ def test_a_folder_goes_with_its_block(tmp_path: Path) -> None:
         assert folder.parent == tmp_path
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_locked_against_those_who_tidy_up(tmp_path: Path) -> None:
+    with own_folder(tmp_path) as folder:
+        other = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(other)
 
 
 def test_the_folder_of_a_killed_process_is_removed_by_the_next_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
