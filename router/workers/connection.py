@@ -24,7 +24,9 @@ import structlog
 
 from radixfleet import convert
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
+from radixfleet.cancellation import is_cancelled
 from radixfleet.channel import open_channel
+from radixfleet.errors import Unavailable
 from radixfleet.types import Incarnation, WorkerId
 from radixfleet.v1 import worker_pb2
 from router.dialects.detection import recognise
@@ -32,12 +34,11 @@ from router.dialects.native import NativeSpeaker
 from router.dialects.speaker import Generator, Speaker, Unreachable
 from router.worker_address import engine_address, is_url
 from router.workers.intake import Next, StateIntake
+from router.workers.pauses import Pauses
 from router.workers.silence import limited_silence
 from router.workers.state import WorkerFacts, WorkerState
 from router.workers.surroundings import Surroundings
 
-_FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
 _RESYNC_PAUSE_S = 0.05
 _EMPTY_POLL_S = 0.2
 
@@ -61,7 +62,7 @@ class WorkerConnection:
         self._sketch = around.sketch
         self._tokenizers = around.tokenizers
         self._listener = around.listener
-        self._random = around.random
+        self._pauses = Pauses(around.random)
         self._intake = StateIntake(state, around)
         self._clock = around.clock
         self._speaker: Speaker | None = None
@@ -71,7 +72,7 @@ class WorkerConnection:
             self.channel = open_channel(
                 around.access.endpoint(state.address), max_message_bytes=around.settings.max_message_bytes
             )
-        self._failures = 0
+        self._connected_at_s = 0.0
 
     async def run(self) -> None:
         """Follow the worker until cancelled."""
@@ -82,11 +83,11 @@ class WorkerConnection:
                     await self._follow()
                     await asyncio.sleep(_RESYNC_PAUSE_S)
             except (grpc.aio.AioRpcError, Unreachable, TimeoutError, ValueError, _Lost) as error:
-                self._lost(error)
+                pause_s = self._lost(error)
             except Exception as error:  # noqa: BLE001  whatever it is: without this task the worker is never found again
                 _log.error("following a worker failed by a fault of ours", worker=self.state.name, exc_info=error)
-                self._lost(error)
-            await asyncio.sleep(self._pause_s())
+                pause_s = self._lost(error)
+            await asyncio.sleep(pause_s)
 
     @property
     def generator(self) -> Generator | None:
@@ -104,8 +105,13 @@ class WorkerConnection:
         return self.channel
 
     async def drain(self, grace_s: float | None) -> worker_pb2.DrainResponse:
-        """Tell the worker to drain; returns when it is empty, or resumed. Raises AioRpcError."""
-        return await self._any_speaker.drain(grace_s) or await self._emptied(grace_s)
+        """Tell the worker to drain; returns when it is empty, or resumed. Raises AioRpcError, Unavailable."""
+        try:
+            return await self._any_speaker.drain(grace_s) or await self._emptied(grace_s)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise Unavailable(f"worker {self.state.name} was removed before it was empty") from None
 
     async def close(self) -> None:
         """Leave the worker; what still runs on its channel breaks off."""
@@ -128,9 +134,12 @@ class WorkerConnection:
         return worker_pb2.DrainResponse(finished_requests=finished, resumed=not self.state.drain_wanted)
 
     async def resume(self) -> None:
-        """Tell the worker to take requests again. Raises AioRpcError."""
-        async with asyncio.timeout(self._settings.connect_timeout_s):
-            await self._any_speaker.resume()
+        """Tell the worker to take requests again. Raises AioRpcError, Unavailable."""
+        try:
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                await self._any_speaker.resume()
+        except TimeoutError:
+            raise Unavailable(f"worker {self.state.name} does not answer") from None
 
     async def _ask(self) -> None:
         """Learn what the worker is, and have its tokenizer."""
@@ -185,16 +194,17 @@ class WorkerConnection:
         state = self.state
         if state.connected:
             return
-        self._failures = 0
+        self._connected_at_s = self._clock.now()
         state.connected = True
         state.changed()
         _log.info("worker connected", worker=state.name, address=state.address, status=state.status.value)
         self._changed()
 
-    def _lost(self, error: Exception) -> None:
+    def _lost(self, error: Exception) -> float:
+        """Returns after how many seconds the worker is to be asked again."""
         state = self.state
-        self._failures += 1
-        if state.connected or self._failures == 1:
+        pause_s = self._pauses.next_s(self._clock.now() - self._connected_at_s if state.connected else 0.0)
+        if state.connected or not pause_s:
             reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no word in time"
             _log.warning("no connection to worker", worker=state.name, address=state.address, reason=reason)
         if state.connected:
@@ -206,13 +216,7 @@ class WorkerConnection:
             if isinstance(error, TimeoutError) and state.is_native:
                 # Its connection is whole, so nothing else would tell the requests that it computes.
                 state.on_silence()
-
-    def _pause_s(self) -> float:
-        """None after the first failure, for most losses are over at once; then doubling, with jitter."""
-        if self._failures <= 1:
-            return 0.0
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** min(self._failures - 2, 10), _LONGEST_PAUSE_S)
-        return pause_s * self._random.uniform(0.5, 1.0)
+        return pause_s
 
 
 def _http_speaker(address: str, around: Surroundings) -> Speaker:

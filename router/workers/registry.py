@@ -134,7 +134,7 @@ class WorkerRegistry:
     async def drain(self, worker: WorkerState, grace_s: float | None) -> worker_pb2.DrainResponse:
         """No new requests for it from this turn on; returns when it is empty.
 
-        Raises AioRpcError when it cannot be told.
+        Raises AioRpcError when it cannot be told, Unavailable when it is removed meanwhile.
         """
         worker.drain_wanted = True
         worker.changed()
@@ -143,7 +143,7 @@ class WorkerRegistry:
         return await self._connections[worker.address].drain(grace_s)
 
     async def resume(self, worker: WorkerState) -> None:
-        """Put a drained, or draining, worker back to work. Raises AioRpcError when it cannot be told."""
+        """Put a drained, or draining, worker back to work. Raises AioRpcError or Unavailable when it cannot be told."""
         await self._connections[worker.address].resume()
         self.resumed(worker)
         await self.siblings.tell("Resume", fleet_pb2.ResumeWorkerRequest(worker_id=worker.worker_id))

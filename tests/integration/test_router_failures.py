@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -42,11 +43,11 @@ async def tokens_until_lost(fleet: Fleet) -> tuple[int, Unavailable]:
 
 
 @asynccontextmanager
-async def wired_worker(worker: FakeWorker) -> AsyncIterator[tuple[CuttableWire, Fleet]]:
-    """A router that reaches its one worker through a wire that can be cut."""
+async def wired_worker(worker: FakeWorker, **values: Any) -> AsyncIterator[tuple[CuttableWire, Fleet]]:
+    """A router that reaches its one worker through a wire that can be cut. `values`: settings."""
     await worker.start()
     try:
-        async with CuttableWire(worker.address) as wire, running_fleet([]) as fleet:
+        async with CuttableWire(worker.address) as wire, running_fleet([], **values) as fleet:
             await fleet.client.register(wire.address)
             await fleet.until_eligible(worker.worker_id)
             yield wire, fleet
@@ -201,6 +202,13 @@ async def test_a_hung_worker_gets_nothing_until_it_speaks_again() -> None:
             assert (await fleet.client.complete("x" * 100)).started.worker_id == "w1"
         worker.speaks.set()
         await fleet.until_eligible("w0", "w1")
+
+
+async def test_a_worker_that_does_not_answer_cannot_be_put_back_to_work() -> None:
+    async with wired_worker(fake_worker(), connect_timeout_s=1.0) as (wire, fleet):
+        wire.freeze()
+        with pytest.raises(Unavailable, match="worker w0 does not answer"):
+            await fleet.client.resume("w0")
 
 
 async def test_a_frozen_wire_is_noticed_by_the_missing_heartbeat() -> None:

@@ -214,6 +214,16 @@ async def test_a_drained_worker_gets_nothing_new_and_finishes_what_it_has() -> N
         assert [entry.worker_id for entry in await fleet.client.list_workers()] == ["w1"]
 
 
+async def test_a_drain_ends_with_an_error_when_its_worker_is_removed() -> None:
+    worker = fake_worker("w0", drain_gate=asyncio.Event())
+    async with running_fleet([worker]) as fleet:
+        drain = asyncio.create_task(fleet.client.drain("w0"))
+        await until(lambda: worker.drains)
+        await fleet.client.remove("w0")
+        with pytest.raises(Unavailable, match="worker w0 was removed before it was empty"):
+            await drain
+
+
 async def test_a_worker_restarted_after_its_drain_serves_again() -> None:
     worker = fake_worker("w0")
     async with running_fleet([worker]) as fleet:
