@@ -19,7 +19,7 @@ from radixfleet.access import Access
 from radixfleet.address import local_address
 from radixfleet.background import beside
 from radixfleet.certificates import expiry_told
-from radixfleet.channel import Health, listen, make_server
+from radixfleet.channel import listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.guard import Guard
 from radixfleet.limits import ClientLimits
@@ -38,7 +38,6 @@ from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
 from router.fleet_sample import fleet_sample
 from router.http.app import HttpApp
-from router.http.guard import HttpGuard
 from router.http.openai.routes import openai_routes
 from router.http.operations import operations_routes
 from router.http.server import HttpServer
@@ -72,7 +71,6 @@ class Router:
     watch: FleetWatch
     metrics: RouterMetrics
     server: grpc.aio.Server
-    health: Health
     http: HttpServer | None
     """None: HTTP is switched off."""
 
@@ -131,7 +129,6 @@ async def running_router(
             watch=core.watch,
             metrics=metrics,
             server=server,
-            health=health,
             http=http,
         )
     _log.info("router stopped")
@@ -188,7 +185,7 @@ def _http_server(
         *console.routes(),
         *openai_routes(core.prompts, core.dispatcher, core.log, max_body_bytes=max_body_bytes),
     ]
-    app = HttpGuard(HttpApp(routes), access.guard)
+    app = HttpApp(routes, access.guard)
     return HttpServer(app, settings.host, settings.http_port, tls=access.ssl_context(), shared_port=shared_port)
 
 

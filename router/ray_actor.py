@@ -87,7 +87,10 @@ class RouterActor:
         return "serving" if self._is_ready else "starting"
 
     def _has_workers(self, router: Router) -> bool:
-        """Or waits in vain. Not before is its predecessor's neighbour drained: one of two always has all workers."""
+        """It may take over: its workers have gathered, or there are none to wait for.
+
+        The supervisor drains the fleet's next router only then, so that one of two always has all workers.
+        """
         alone_s = time.monotonic() - self._listens_since_s
         eligible = any(not worker.ineligible_reason for worker in router.registry.workers)
         return alone_s >= (GATHER_S if eligible else _ALONE_S)
