@@ -18,7 +18,7 @@ from functools import partial
 
 from radixfleet import convert
 from radixfleet.clock import Clock
-from radixfleet.errors import InvalidRequest, Overloaded, Unavailable, UnknownModel
+from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable, UnknownModel
 from radixfleet.types import ExecutionId, FinishReason, Usage, WorkerId
 from radixfleet.v1 import inference_pb2, worker_pb2
 from worker.core.messages import Admitted
@@ -38,10 +38,8 @@ _SEVERITY = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
 """Which reason the outcome of several completions is counted by: the last of these."""
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def outcome_of(error: Exception) -> Outcome:
     """How a request that ended with `error` is counted."""
-    if isinstance(error, asyncio.CancelledError):
-        return Outcome.CANCELLED
     if isinstance(error, InvalidRequest | UnknownModel):
         return Outcome.REFUSED
     return Outcome.UNAVAILABLE if isinstance(error, Unavailable | Overloaded) else Outcome.FAILED
@@ -187,7 +185,8 @@ class Generation:
             while (progress := choice.stream.take()) is not None:
                 self._take(choice, progress)
         except Exception as error:  # noqa: BLE001  told to the client; the engine's other requests go on
-            self.error = error
+            # Frames hold this request, and those of all others that the same error ended. Only a fault's are read.
+            self.error = error.with_traceback(None) if isinstance(error, RadixfleetError) else error
             self._settle(outcome_of(error))
         if self.error is not None or len(self._reasons) == len(self._choices):
             self._end()

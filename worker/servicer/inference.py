@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -66,7 +67,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         `metadata`: of its call; a trace is below the context that they carry, or else the current one.
         """
         with carried(metadata):
-            generation = await self._start(request)
+            generation = await self._start(request, time_remaining)
         try:
             yield generation
         finally:
@@ -93,7 +94,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._require_model(request.model)
         return convert.model_info_to_pb(self._description.model_info(self._requests.require_loaded()))
 
-    async def _start(self, request: inference_pb2.GenerateRequest) -> Generation:
+    async def _start(self, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining) -> Generation:
         """Validate, tokenize, submit. What fails here has an outcome, too."""
         arrived_s = self._clock.now()
         try:
@@ -101,7 +102,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             self._require_model(request.model)
             prepared = await self._intake.prepare(request, self._requests.require_serving())
             return self._requests.start(request, prepared, arrived_s=arrived_s)
-        except BaseException as error:
+        except asyncio.CancelledError:
+            self._metrics.ended(_why_gone(time_remaining()), self._clock.now() - arrived_s)
+            raise
+        except Exception as error:
             self._metrics.ended(outcome_of(error), self._clock.now() - arrived_s)
             raise
 

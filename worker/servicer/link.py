@@ -181,6 +181,8 @@ class _Link:
             with suppress(grpc.aio.UsageError, grpc.aio.InternalError):
                 async for frame in frames:
                     self._take(frame)
+        except Exception:  # noqa: BLE001  the edge: what runs on the link hears that it ended
+            _log.exception("a link ends at a frame of its router that is none")
         finally:
             self.end()
 
@@ -217,27 +219,31 @@ class _Link:
 
     def _forget(self, number: int) -> None:
         self._ready.pop(number, None)
-        expiry = self._carried.pop(number).expiry
-        if expiry is not None:
-            expiry.cancel()
+        carried = self._carried.pop(number)
+        carried.task = None  # a cancelled one holds its frames, and they hold `carried`
+        if carried.expiry is not None:
+            carried.expiry.cancel()
 
     async def _carry(
         self, carried: _Carried, request: inference_pb2.GenerateRequest, time_remaining: TimeRemaining
     ) -> None:
         """One request. A cancelled one says nothing more: nobody listens, or the deadline passed there too."""
-        error: Exception | None
+        failure: worker_pb2.LinkReply | None = None
         try:
             async with self._running(request, time_remaining) as answer:
                 carried.answer = answer
                 answer.listen(partial(self._is_ready, carried))
                 await carried.sent.wait()
                 error = carried.fault or answer.error
+                if error is not None or not carried.is_whole:
+                    failure = _failure(carried.number, request.request_id, error)
         except Exception as raised:  # noqa: BLE001  the edge: every error becomes a status
-            error = raised
+            failure = _failure(carried.number, request.request_id, raised)
         finally:
-            carried.answer = None  # it holds what it tells: else only the collector would end the two
-        if error is not None or not carried.is_whole:
-            self._failures.append(_failure(carried.number, request.request_id, error))
+            # They hold what holds them: else only the collector would end them.
+            carried.answer = carried.fault = None
+        if failure is not None:
+            self._failures.append(failure)
             self._news.set()
 
     def _is_ready(self, carried: _Carried) -> None:

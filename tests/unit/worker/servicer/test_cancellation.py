@@ -148,6 +148,21 @@ async def test_cancelling_while_the_prompt_is_tokenized_submits_nothing() -> Non
         assert outcomes(worker, Outcome.CANCELLED) == 1
 
 
+async def test_a_deadline_that_passes_while_the_prompt_is_tokenized_is_counted_as_one() -> None:
+    """Behaviour 58."""
+    engine, threads = FakeEngine(), GatedExecutor()
+    async with sim_worker(engine=engine, serving=False) as worker:
+        engine.become_ready()
+        intake = Intake("sim-model", Tokenizer(byte_spec()), threads, Grammars(engine, None), default_max_new_tokens=16)
+        servicer = InferenceServicer(worker.description, intake, worker.requests, worker.metrics, MonotonicClock())
+        call = asyncio.create_task(servicer.running(request("some text"), lambda: 0.0).__aenter__())
+        await until(lambda: len(threads.waiting) == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (outcomes(worker, Outcome.DEADLINE), outcomes(worker, Outcome.CANCELLED)) == (1, 0)
+
+
 async def test_abort_ends_a_queued_request_at_once_and_its_id_can_be_sent_again(
     worker: Worker, channel: grpc.aio.Channel, stub: inference_pb2_grpc.InferenceStub
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from weakref import ref
 
 import grpc.aio
 import pytest
@@ -25,6 +26,7 @@ from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
 from worker.core.messages import Admitted, Output, StepOutputs
+from worker.metrics import Outcome
 from worker.servicer.generation import Generation
 from worker.servicer.grammars import Grammars
 from worker.servicer.intake import Intake
@@ -299,3 +301,24 @@ async def test_a_request_that_is_over_leaves_nothing_to_the_collector(stub: infe
         await until(lambda: not any(type(kept) is Generation for kept in gc.get_objects()))
     finally:
         gc.enable()
+
+
+async def test_a_request_whose_engine_died_leaves_nothing_to_the_collector() -> None:
+    engine = FakeEngine()
+    async with sim_worker(engine=engine, serving=False) as worker:
+        engine.become_ready()
+        intake = Intake(
+            "sim-model", Tokenizer(byte_spec()), GatedExecutor(), Grammars(engine, None), default_max_new_tokens=9
+        )
+        prepared = await intake.prepare(request([1]), worker.requests.require_serving())
+        gc.collect()
+        gc.disable()
+        try:
+            generations = [worker.requests.start(request([1]), prepared, arrived_s=0.0) for _ in range(2)]
+            engine.crash()
+            kept = [ref(generation) for generation in generations]
+            while generations:
+                worker.requests.end(generations.pop(), Outcome.CANCELLED)
+            assert [each() for each in kept] == [None, None]
+        finally:
+            gc.enable()

@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import ref
 
+import pytest
 from google.rpc import status_pb2
+from structlog.testing import capture_logs
 
 from radixfleet.clock import MonotonicClock
 from radixfleet.errors import InternalError, InvalidRequest
@@ -30,7 +32,7 @@ class Wire:
     """A router's end: frames to send, frames received, and answers that go one step at a time."""
 
     def __init__(self) -> None:
-        self.incoming: asyncio.Queue[worker_pb2.RouterFrame | None] = asyncio.Queue()
+        self.incoming: asyncio.Queue[worker_pb2.RouterFrame | Exception | None] = asyncio.Queue()
         self.frames: list[worker_pb2.WorkerFrame] = []
         self.can_write = asyncio.Event()
         self.can_write.set()
@@ -41,6 +43,8 @@ class Wire:
 
     async def _frames(self) -> AsyncIterator[worker_pb2.RouterFrame]:
         while (frame := await self.incoming.get()) is not None:
+            if isinstance(frame, Exception):
+                raise frame
             yield frame
 
     async def _write(self, frame: worker_pb2.WorkerFrame) -> None:
@@ -280,19 +284,39 @@ async def test_a_worker_that_stops_ends_its_links() -> None:
     assert wire.ended == ["1"]
 
 
-async def test_an_answer_that_is_over_is_held_by_nobody() -> None:
+@pytest.mark.parametrize("end", ["of its own accord", "failed", "cancelled", "late"])
+async def test_an_answer_that_is_over_is_held_by_nobody(end: str) -> None:
+    """Not even by the frames of what ended it."""
     wire = Wire()
-    await wire.start(1)
     gc.collect()
     gc.disable()
     try:
-        wire.step(1, delta(1), END)
+        await wire.start(1, timeout_s=0.01 if end == "late" else None)
+        answer = ref(wire.answers["1"])
+        if end == "cancelled":
+            wire.incoming.put_nowait(worker_pb2.RouterFrame(cancels=[1]))
+        elif end == "failed":
+            wire.step(1, InvalidRequest("too hot"))
+        elif end == "of its own accord":
+            wire.step(1, delta(1), END)
         await until(lambda: wire.ended == ["1"])
-        answer = ref(wire.answers.pop("1"))
+        wire.answers.clear()
         await until(lambda: answer() is None)
     finally:
         gc.enable()
     await wire.close()
+
+
+async def test_a_frame_that_cannot_be_read_ends_its_link_and_is_logged() -> None:
+    """What runs on it goes elsewhere; and somebody should know why."""
+    wire = Wire()
+    await wire.start(1)
+    with capture_logs() as logs:
+        wire.incoming.put_nowait(InvalidRequest("starts[0].request.request_id is not valid UTF-8"))
+        async with asyncio.timeout(60):
+            await wire.serving
+    assert wire.ended == ["1"]
+    assert [line["log_level"] for line in logs] == ["error"]
 
 
 async def test_the_number_of_a_running_request_starts_no_other() -> None:
