@@ -238,8 +238,8 @@ class Conversation(ABC):
         self._enter(WorkerStatus.FAILED, why)
         self._fail_requests(_shutting_down() if self._stopping else _died(why, is_final=is_final))
 
-    def _fail_loading(self, why: str) -> None:
-        """The engine cannot start at all."""
+    def _give_up(self, why: str) -> None:
+        """The engine is not started, or not started again. Who waits for it to load hears of it, too."""
         self._load_error = why
         self._loaded.set()
         self._enter(WorkerStatus.FAILED, why, final=True)

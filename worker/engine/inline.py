@@ -9,7 +9,6 @@ from typing import Self
 import structlog
 
 from radixfleet.clock import Clock, MonotonicClock
-from radixfleet.types import WorkerStatus
 from worker.core.messages import EngineMessage, FrontMessage, Stop
 from worker.engine.config import EngineConfig, load_failure, make_runner
 from worker.engine.conversation import Conversation
@@ -83,7 +82,7 @@ class InlineEngine(Conversation):
         except Exception as error:
             log.exception("the engine crashed")
             self._lose_engine("the engine crashed")
-            self._enter(WorkerStatus.FAILED, f"the engine crashed: {error}", final=True)
+            self._give_up(f"the engine crashed: {error}")
         finally:
             self._runner.close()
 
@@ -91,7 +90,7 @@ class InlineEngine(Conversation):
         try:
             ready = await asyncio.to_thread(self._runner.load)
         except Exception as error:  # noqa: BLE001 - an edge; load_failure logs it
-            self._fail_loading(load_failure(error))
+            self._give_up(load_failure(error))
             return
         executor = InlineExecutor(self._runner, max_in_flight=2 if self._overlap else 1)
         limits = Limits.from_ready(ready, order=self._schedule_order, preempt=self._preempt)

@@ -83,7 +83,7 @@ class ProcessEngine(Conversation):
         except Exception:
             log.critical("the supervisor of the engine crashed", exc_info=True)
             self._lose_engine("its supervisor crashed")
-            self._enter(WorkerStatus.FAILED, "the supervisor of the engine crashed; see the log", final=True)
+            self._give_up("the supervisor of the engine crashed; see the log")
 
     async def _supervise(self, children: Children) -> None:
         """One incarnation after another, until the handle stops or gives up."""
@@ -101,18 +101,18 @@ class ProcessEngine(Conversation):
             ending = await self._bury(children, kill=bool(stuck))
             why = stuck or self._load_error or ending
             if self._ready is None and (gives_up or not stuck):
-                self._fail_loading(stuck or self._load_error or f"{ending} while it loaded")
+                self._give_up(stuck or self._load_error or f"{ending} while it loaded")
                 return
             log.error("lost the engine", why=why, restart=num_restarts)
             if gives_up:
-                self._enter(WorkerStatus.FAILED, f"{why}, after {num_restarts - 1} restarts", final=True)
+                self._give_up(f"{why}, after {num_restarts - 1} restarts")
                 return
             await asyncio.sleep(min(_MAX_BACKOFF_S, self._config.restart_backoff_s * 2 ** (num_restarts - 1)))
             self._enter(WorkerStatus.LOADING)
             try:
                 children = self._spawn()
             except OSError as error:
-                self._enter(WorkerStatus.FAILED, f"cannot start the engine again: {error}", final=True)
+                self._give_up(f"cannot start the engine again: {error}")
                 return
 
     async def _watch(self) -> str:

@@ -301,3 +301,13 @@ async def test_listeners_hear_until_they_leave_and_cannot_break_the_engine() -> 
 def test_it_is_an_engine_handle() -> None:
     handle: EngineHandle = InlineEngine(SimRunner(CONFIG, MonotonicClock()))
     assert handle.status is WorkerStatus.LOADING
+
+
+async def test_an_engine_that_crashes_before_it_serves_leaves_nobody_waiting_for_it() -> None:
+    config = SimRunnerConfig(kv_tokens=480, page_size=48)
+    engine = InlineEngine(SimRunner(config, MonotonicClock()))
+    await engine.start()
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineLoadError, match="page size 48"):
+            await engine.ready()
+        await engine.stop()

@@ -109,6 +109,37 @@ async def test_a_supervisor_that_crashes_gives_up_the_engine_and_its_requests(mo
     assert engine.num_open == 0
 
 
+async def test_a_supervisor_that_crashes_during_a_load_leaves_nobody_waiting_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unwatchable(Loading):
+        def work(self) -> Work | None:
+            raise RuntimeError("a bug")
+
+    with pytest.raises(EngineLoadError, match="supervisor"):
+        await load_until_given_up(monkeypatch, Unwatchable())
+
+
+async def test_a_load_that_hung_and_cannot_be_tried_again_leaves_nobody_waiting_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = [Loading(Work(0.0, 0))]
+
+    def spawn(_config: EngineConfig) -> Loading:
+        if not children:
+            raise OSError("no process can be made")
+        return children.pop()
+
+    monkeypatch.setattr(process.Children, "spawn", spawn)
+    config = EngineConfig(runner=SimRunnerConfig(), stuck_s=0.04, load_still_s=0.1, restart_backoff_s=0.0)
+    engine = ProcessEngine(config)
+    await engine.start()
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineLoadError, match="no process can be made"):
+            await engine.ready()
+        await engine.stop()
+
+
 class Loading(Undead):
     """Children that load for ever and do nothing, so far as the system tells."""
 
@@ -126,24 +157,27 @@ class Loading(Undead):
 
 
 async def load_until_given_up(monkeypatch: pytest.MonkeyPatch, children: Loading) -> None:
-    """Looked at every 0.05 s, a load hangs after 0.5."""
+    """Looked at every 0.05 s, a load hangs after 0.5. Raises EngineLoadError."""
     monkeypatch.setattr(process.Children, "spawn", lambda _config: children)
     engine = ProcessEngine(EngineConfig(runner=SimRunnerConfig(), stuck_s=0.04, load_still_s=0.5, max_restarts=0))
     await engine.start()
     async with asyncio.timeout(60):
-        with pytest.raises(EngineLoadError, match="the load hung"):
+        try:
             await engine.ready()
-        await engine.stop()
+        finally:
+            await engine.stop()
 
 
 async def test_a_load_is_looked_at_less_often_than_an_engine_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look walks through all processes of the machine, in the process that answers clients."""
     children = Loading(Work(0.0, 0))
-    await load_until_given_up(monkeypatch, children)
+    with pytest.raises(EngineLoadError, match="the load hung"):
+        await load_until_given_up(monkeypatch, children)
     assert 10 <= children.num_looks <= 11, "not 50: once in five ticks"
 
 
 async def test_a_load_is_not_judged_while_nobody_knows_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     children = Loading(*[None] * 20, Work(0.0, 0))
-    await load_until_given_up(monkeypatch, children)
+    with pytest.raises(EngineLoadError, match="the load hung"):
+        await load_until_given_up(monkeypatch, children)
     assert 30 <= children.num_looks <= 31
