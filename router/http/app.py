@@ -1,6 +1,6 @@
 """The HTTP application: lists of routes put together, and what holds for all of them.
 
-    guard (keys, limits) -> faults become answers -> routes -> endpoint
+    faults become answers -> guard (keys, limits) -> routes -> endpoint
 
 An endpoint raises a RadixfleetError and the client gets its status and error object. Anything else is our fault: logged
 once, with the traceback, and the client hears "internal error" and a number to find it by.
@@ -17,16 +17,18 @@ from starlette.routing import BaseRoute, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from radixfleet.errors import RadixfleetError
+from radixfleet.guard import Guard
 from router.http.errors import ErrorAnswer, ErrorBody, error_response, json_response, our_fault
+from router.http.guard import HttpGuard
 from router.http.presence import ClientGone
 from router.http.request_id import name_request
 
 
 class HttpApp:
-    """All `routes` in one application; the first that matches a path serves it."""
+    """All `routes` in one application; the first that matches a path serves it, to those whom `guard` admits."""
 
-    def __init__(self, routes: Sequence[BaseRoute]) -> None:
-        self._router = Router(routes, redirect_slashes=False)
+    def __init__(self, routes: Sequence[BaseRoute], guard: Guard) -> None:
+        self._app = HttpGuard(Router(routes, redirect_slashes=False), guard)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -42,7 +44,7 @@ class HttpApp:
             await send(message)
 
         try:
-            await self._router(scope, receive, sending)
+            await self._app(scope, receive, sending)
         except ClientGone:
             return
         except Exception as error:

@@ -25,6 +25,8 @@ BodyT = TypeVar("BodyT")
 _PATH = re.compile(r" - at `(?:key` in `)?\$\.?(.*)`$")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_SEARCHED_BYTES = 256 * 1024
+"""Where the text of a larger body is bad nobody says: reading it once more, in Python, would stop the event loop."""
 
 
 async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
@@ -71,7 +73,7 @@ def parse(body: bytes, kind: type[BodyT]) -> BodyT:
     except RecursionError:
         raise InvalidRequest("the body is not served: it is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        bad = _bad_text(body)
+        bad = _bad_text(body) if len(body) <= _SEARCHED_BYTES else None
         if bad is not None:
             raise InvalidRequest(f"{bad} is not Unicode: invalid UTF-8, or a lone surrogate", field=bad) from None
         raise InvalidRequest(f"the body is not JSON: {error}") from None

@@ -51,6 +51,7 @@ class HttpServer:
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,
+            reset_contextvars=True,  # else a long body leaves its trace and session to the next request
             ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         )
         self._server = _Server(config)

@@ -1,7 +1,10 @@
-"""uvicorn's protocol, with an end to patience: a client that connects must have sent a request's head within a while.
+"""uvicorn's protocol, with an end to patience: a client that connects must have sent a request's head within a while,
+and a head of sensible size.
 
-uvicorn limits how long a connection may be idle between requests, and not how long a request may take to begin; clients
-that send a header line a minute would hold as many connections as they like. What a body may take is `guard`'s matter.
+uvicorn limits how long a connection may be idle between requests, and not how long a request may take to begin, nor how
+large its head may be: clients that send a header line a minute would hold as many connections as they like, and one
+line of a hundred megabytes, which is copied for each piece of it that comes, the event loop. What a body may take is
+`guard`'s matter.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 15.0
 """From the connection, or from the first byte of a further request, to the end of the headers."""
+MAX_HEAD_BYTES = 64 * 1024
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -20,11 +24,23 @@ class PatientProtocol(HttpToolsProtocol):
 
     head_s = HEAD_S
     _deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+    """Of the head that is awaited; what came together with the end of the request before it is not counted."""
 
     def connection_made(self, transport: Any) -> None:
         """The client has so long for its first request."""
         super().connection_made(transport)
         self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """More of a head, or of a body."""
+        awaited = self._deadline
+        super().data_received(data)
+        if awaited is None or self._deadline is not awaited or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.send_400_response(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         """A further request begins on the same connection."""
@@ -38,11 +54,13 @@ class PatientProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more to wait for."""
+        """Nothing more to wait for. uvicorn itself keeps a connection that was reset until it would have been idle."""
         self._forget()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def _await_head(self) -> None:
+        self._head_bytes = 0
         self._deadline = self.loop.call_later(self.head_s, self._give_up)
 
     def _give_up(self) -> None:

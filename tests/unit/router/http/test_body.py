@@ -59,6 +59,13 @@ def test_text_that_is_not_unicode_is_refused_by_name(body: bytes, field: str) ->
     assert "not Unicode" in str(error)
 
 
+def test_in_a_large_body_nobody_looks_for_it() -> None:
+    """Reading 64 MB once more, in Python, stopped the event loop for half a minute."""
+    for bad in (b"\xff", b"\\ud800"):
+        error = refusal(HI + b', "padding": "' + b"x" * 300_000 + bad + b'"}')
+        assert (error.field, str(error)[:9]) == ("", "the body ")
+
+
 @pytest.mark.parametrize(
     ("rest", "field"),
     [

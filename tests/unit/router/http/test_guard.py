@@ -144,3 +144,22 @@ async def test_a_refused_request_ends_its_connection_because_its_body_is_still_t
     await guard(looking.scope, looking.pieces.get, looking.send)
     assert looking.status == 401
     assert "connection" not in looking.headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"), [("http://[x", "h"), ("http://[x", "[x"), ("http://a]b", "a]b"), ("[", "["), ("", "h")]
+)
+async def test_an_origin_that_is_none_is_another_site(origin: str, host: str) -> None:
+    """It was an internal error, with a traceback in the log."""
+    exchange = Exchange(origin=origin, host=host)
+    await HttpGuard(read_all, Guard())(exchange.scope, exchange.pieces.get, exchange.send)
+    assert exchange.status == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8080", "[::1]:8080", "[::1]", "localhost:1"])
+async def test_a_page_at_an_address_may_ask(host: str) -> None:
+    exchange = Exchange(origin=f"http://{host}", host=host)
+    exchange.give(b"x" * 200, more=False)
+    exchange.pieces.put_nowait({"type": "http.disconnect"})
+    await HttpGuard(read_all, Guard())(exchange.scope, exchange.pieces.get, exchange.send)
+    assert exchange.status == 200

@@ -1,25 +1,34 @@
-"""Connections on which no request begins, or whose head does not end, are closed."""
+"""Connections on which no request begins, or whose head does not end, are closed; of closed ones nothing is kept."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator
 
 import pytest
 from starlette.responses import PlainTextResponse
 
 from router.http.server import HttpServer
-from router.http.slow_clients import PatientProtocol
+from router.http.slow_clients import MAX_HEAD_BYTES, PatientProtocol
+from tests.support.waiting import until
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 
 @pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> object:
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpServer]:
     monkeypatch.setattr(PatientProtocol, "head_s", 0.2)
     server = HttpServer(PlainTextResponse("hello"), "127.0.0.1", 0)
     server.start()
-    yield server.port
+    yield server
     await server.close()
+
+
+@pytest.fixture
+def port(server: HttpServer) -> int:
+    return server.port
 
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
@@ -70,3 +79,45 @@ async def test_whole_requests_are_answered_one_after_the_other(port: int) -> Non
         writer.write(HEAD + b"\r\n")
         assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "piece", [b"X-Long: " + b"x" * MAX_HEAD_BYTES, b"X-Short: 1\r\n" * 6000, b"x" * MAX_HEAD_BYTES]
+)
+@pytest.mark.parametrize("requests_before", [0, 1])
+async def test_a_head_that_grows_without_end_ends_the_connection(
+    server: HttpServer, piece: bytes, requests_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line of a hundred megabytes was kept, and copied for each piece of it that came."""
+    monkeypatch.setattr(PatientProtocol, "head_s", 600.0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(requests_before):
+        writer.write(HEAD + b"\r\n")
+        await reader.readuntil(b"hello")
+    begun, more = HEAD[:5], HEAD[5:] + piece
+    writer.write(begun)
+    connections = server._server.server_state.connections
+    await until(lambda: any(connection._deadline is not None for connection in connections), "the head has begun")
+    writer.write(more[: MAX_HEAD_BYTES + 1])
+    assert (await rest(reader)).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+async def test_a_long_body_is_no_head(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(3):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000)
+        assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_of_a_connection_that_was_reset_nothing_is_kept(server: HttpServer) -> None:
+    """Proxies reset connections that idle: each was kept until it would have idled for too long."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(HEAD + b"\r\n")
+    await reader.readuntil(b"hello")
+    (connection,) = connections = server._server.server_state.connections
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    await until(lambda: not connections, "the server has heard of it")
+    assert connection.timeout_keep_alive_task is None
