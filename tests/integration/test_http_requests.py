@@ -155,6 +155,7 @@ async def test_inputs_at_the_edges() -> None:
         ("/v1/completions", {"prompt": "x", "stop": ["a"] * 17}, 400, "stop"),
         ("/v1/completions", {"prompt": "x", "stop": [""]}, 400, "stop[0]"),
         ("/v1/completions", {"prompt": "x", "cache_salt": "s" * 1025}, 400, "cache_salt"),
+        (CHAT, HI | {"max_completion_tokens": context}, 400, "max_completion_tokens"),
         (CHAT, {"messages": [], "max_tokens": 1}, 400, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": "\ud800"}], "max_tokens": 1}, 400, "messages[0].content"),
         (CHAT, b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, "messages[0].content"),

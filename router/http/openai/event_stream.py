@@ -6,7 +6,6 @@ A write waits until the client takes it, so a slow reader holds back its own req
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from starlette.types import Send
 
@@ -22,15 +21,10 @@ class EventStream:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._headers: list[tuple[bytes, bytes]] = list(_HEAD)
         self._pending = bytearray()
         self._turn = asyncio.Lock()
         self.has_begun = False
         """Too late for another status."""
-
-    def add_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        """To be sent with the head."""
-        self._headers.extend(headers)
 
     def put(self, event: bytes) -> None:
         """Add an event to the next write."""
@@ -51,6 +45,6 @@ class EventStream:
     async def _write(self, *, more: bool) -> None:
         if not self.has_begun:
             self.has_begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await self._send({"type": "http.response.start", "status": 200, "headers": _HEAD})
         body, self._pending = bytes(self._pending), bytearray()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

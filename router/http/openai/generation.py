@@ -66,7 +66,7 @@ class Generating:
         try:
             with self._log.follow(request_id, _no_deadline) as record:
                 prepared = await self._prompts.prepare(request)
-                if not plan.names_limit:
+                if not plan.limit:
                     self._keep_to_context(prepared)
                 choices.begin(prepared, self._prompts.model(prepared.model))
 
@@ -75,7 +75,7 @@ class Generating:
 
                 await self._dispatcher.run(prepared, record, send, _no_deadline)
         except InvalidRequest as error:
-            raise in_openai_names(error, constraint=plan.constraint) from None
+            raise in_openai_names(error, constraint=plan.constraint, limit=plan.limit) from None
 
     def _keep_to_context(self, request: PreparedRequest) -> None:
         """Without a limit of the client's, a chat may go on for as long as the context does, a completion's 16 too."""

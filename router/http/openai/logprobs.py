@@ -85,6 +85,6 @@ def completion_logprobs(
             continue
         lists.token_logprobs.append(entry.logprob)
         tops = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
-        # Several tokens may have one text; the likeliest of them stands for it.
-        lists.top_logprobs.append({texts[top_id]: value for top_id, value in reversed(list(tops))})
+        # Several tokens may have one text; the likeliest of them stands for it. The token itself is always told.
+        lists.top_logprobs.append({text: entry.logprob} | {texts[top_id]: top for top_id, top in reversed(list(tops))})
     return lists

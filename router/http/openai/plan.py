@@ -13,6 +13,9 @@ from router.http.openai.responses import ChatChunk, CompletionChunk
 from router.http.openai.translation import chat_request, completion_requests, offered_tools
 from router.http.openai.whole import Whole, WholeChat, WholeCompletion
 
+_LIMITS = ("max_completion_tokens", "max_tokens")
+"""The first that is given counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -29,8 +32,8 @@ class Plan:
     """One more event at the end, with the usage; null in the others."""
     has_running_usage: bool
     """The usage so far in every event."""
-    names_limit: bool
-    """The client says how long an answer may be; where it does not, what the context leaves is enough."""
+    limit: str
+    """The client's name for how long an answer may be; "": it does not say, so what the context leaves is enough."""
     constraint: str
     """The client's name for what the answer has to keep to."""
 
@@ -75,6 +78,6 @@ def _plan(
         is_stream=bool(request.stream),
         has_last_usage=bool(options.include_usage),
         has_running_usage=bool(options.continuous_usage_stats),
-        names_limit=request.max_tokens is not None or getattr(request, "max_completion_tokens", None) is not None,
+        limit=next((name for name in _LIMITS if getattr(request, name, None) is not None), ""),
         constraint=constraint_field(request),
     )

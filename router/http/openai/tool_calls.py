@@ -14,7 +14,7 @@ held back as well. What stands between marks and is no call is text after all, m
 from __future__ import annotations
 
 import secrets
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,57 +29,64 @@ Found: TypeAlias = str | ToolCall
 
 class _Call(msgspec.Struct):
     name: str
-    arguments: dict[str, Any] = {}
-    parameters: dict[str, Any] | None = None
+    arguments: dict[str, msgspec.Raw] = {}
+    parameters: dict[str, msgspec.Raw] | None = None
 
 
 class ToolCallFinder:
-    """Reads the text of one answer, in pieces."""
+    """Reads the text of one answer, in pieces; in time that grows with the text, however long a call is."""
 
     def __init__(self) -> None:
         self._held = ""
-        """Behind an opening mark all since it, else what may be the beginning of one or the notation between calls."""
-        self._is_inside = False
+        """Outside of calls, what may be the beginning of an opening mark or the notation between calls."""
+        self._inside: list[str] | None = None
+        """The pieces since an opening mark; None: outside."""
         self._is_after_call = False
         """Since the last call nothing but white space has come."""
         self.num_calls = 0
 
     def push(self, text: str) -> list[Found]:
         """What is certain now."""
-        self._held += text
         found: list[Found] = []
-        while (item := self._next()) is not None:
-            if item:
-                found.append(item)
+        rest: str | None = text
+        while rest is not None:
+            rest = self._read_text(rest, found) if self._inside is None else self._read_call(rest, found, self._inside)
         return found
 
     def finish(self) -> list[Found]:
         """What is left when the answer has ended; a call may lack its closing mark."""
-        if not self._held:
-            return []
+        if self._inside is not None:
+            inside, self._inside = "".join(self._inside), None
+            return [self._call(_OPEN + inside, inside)]
         held, self._held = self._held, ""
-        if self._is_inside:
-            return [self._call(held, held.removeprefix(_OPEN))]
-        return [] if self._is_notation(held) else [held]
+        return [held] if held and not self._is_notation(held) else []
 
-    def _next(self) -> Found | None:
-        """Take the next certain item off what is held, perhaps an empty text; None: more text is needed."""
-        if self._is_inside:
-            inside, mark, rest = self._held.removeprefix(_OPEN).partition(_CLOSE)
-            if not mark:
-                return None
-            item = self._call(f"{_OPEN}{inside}{_CLOSE}", inside)
-            self._is_inside, self._held, self._is_after_call = False, rest, isinstance(item, ToolCall)
-            return item
-        text, mark, rest = self._held.partition(_OPEN)
-        if mark:
-            self._is_inside, self._held = True, _OPEN + rest
-            return "" if self._is_notation(text) else text
-        certain = text[: len(text) - _beginning(text)]
-        if not certain or self._is_notation(certain):
+    def _read_text(self, text: str, found: list[Found]) -> str | None:
+        """Outside of calls. Returns what comes behind an opening mark, and None where there is none."""
+        text, mark, rest = (self._held + text).partition(_OPEN)
+        certain = text if mark else text[: len(text) - _beginning(text)]
+        self._held = "" if mark else text
+        if certain and not self._is_notation(certain):
+            found.append(certain)
+            self._held, self._is_after_call = self._held[len(certain) :], False
+        if not mark:
             return None
-        self._held, self._is_after_call = text[len(certain) :], False
-        return certain
+        self._inside = []
+        return rest
+
+    def _read_call(self, text: str, found: list[Found], inside: list[str]) -> str | None:
+        """The same between marks: what comes behind the closing one."""
+        seam = "".join(inside[-len(_CLOSE) :])[-len(_CLOSE) + 1 :]  # pieces are not empty
+        end = (seam + text).find(_CLOSE) - len(seam)
+        if end < -len(seam):
+            inside += [text] if text else []
+            return None
+        whole = "".join(inside)
+        call = whole + text[:end] if end >= 0 else whole[:end]
+        item = self._call(f"{_OPEN}{call}{_CLOSE}", call)
+        found.append(item)
+        self._inside, self._is_after_call = None, isinstance(item, ToolCall)
+        return text[end + len(_CLOSE) :]
 
     def _is_notation(self, text: str) -> bool:
         return self._is_after_call and not text.strip()

@@ -26,7 +26,6 @@ _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's own default for completions. Less where the context leaves less: see `Generating`."""
 
 _NAMES = (
-    ("sampling.max_new_tokens", "max_tokens"),
     ("sampling.min_new_tokens", "min_tokens"),
     ("sampling.prompt_logprobs", "logprobs"),
     ("sampling.", ""),
@@ -35,22 +34,21 @@ _NAMES = (
     ("prompt.chat.messages", "messages"),
     ("prompt.chat", "messages"),
     ("prompt.token_ids", "prompt"),
-    ("max_new_tokens", "max_tokens"),
     ("min_new_tokens", "min_tokens"),
 )
 """What .proto and OpenAI call the same thing; the first that fits."""
-
-
+_LIMITS = ("sampling.max_new_tokens", "max_new_tokens")
 _GRAMMARS = tuple(f"sampling.grammar{kind}" for kind in (".json_schema", ".json_object", ".regex", ".lark", ""))
 
 
-def in_openai_names(error: InvalidRequest, *, constraint: str = "response_format") -> InvalidRequest:
+def in_openai_names(error: InvalidRequest, *, constraint: str = "response_format", limit: str = "") -> InvalidRequest:
     """The same error, with the field and the text in the words of the client.
 
-    `constraint`: its name for what the answer has to keep to; see `constraint_field`.
+    `constraint` and `limit`: its names for what the answer has to keep to, and for how long it may be; see `Plan`.
     """
     text, field = str(error), error.field
-    for ours, theirs in (*((name, constraint) for name in _GRAMMARS), *_NAMES):
+    limits = ((name, limit or "max_tokens") for name in _LIMITS)
+    for ours, theirs in (*((name, constraint) for name in _GRAMMARS), *limits, *_NAMES):
         text = text.replace(ours, theirs)
         if field.startswith(ours):
             field = theirs + field.removeprefix(ours)
@@ -180,13 +178,19 @@ def _mixed() -> InvalidRequest:
 
 
 def _chat(request: ChatRequest | TokenizeRequest, tools: Sequence[dict[str, Any]]) -> inference_pb2.Chat:
-    variables = request.chat_template_kwargs
-    return inference_pb2.Chat(
-        messages=[_message(message, f"messages[{index}]") for index, message in enumerate(request.messages or ())],
-        add_generation_prompt=request.add_generation_prompt,
-        tools_json=msgspec.json.encode(tools).decode() if tools else "",
-        variables_json=msgspec.json.encode(variables).decode() if variables else "",
-    )
+    try:
+        return inference_pb2.Chat(
+            messages=[_message(message, f"messages[{index}]") for index, message in enumerate(request.messages or ())],
+            add_generation_prompt=request.add_generation_prompt,
+            tools_json=_json(tools),
+            variables_json=_json(request.chat_template_kwargs),
+        )
+    except RecursionError:  # the body was read with fewer calls on the stack
+        raise InvalidRequest("the body is not served: it is nested too deeply") from None
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode() if value else ""
 
 
 def _message(message: Message, path: str) -> inference_pb2.ChatMessage:
@@ -197,9 +201,8 @@ def _message(message: Message, path: str) -> inference_pb2.ChatMessage:
     }
     if message.tool_calls is not None:
         extra["tool_calls"] = [_with_open_arguments(call) for call in message.tool_calls]
-    extra_json = msgspec.json.encode(extra).decode() if extra else ""
     role = "system" if message.role == "developer" else message.role
-    return inference_pb2.ChatMessage(role=role, content=_text(message, path), extra_json=extra_json)
+    return inference_pb2.ChatMessage(role=role, content=_text(message, path), extra_json=_json(extra))
 
 
 def _text(message: Message, path: str) -> str:

@@ -200,7 +200,7 @@ def test_log_probabilities_of_a_completion() -> None:
     assert choice["logprobs"] == {
         "tokens": ["a", "b", "c"],
         "token_logprobs": [-0.25, -0.25, -1.0],
-        "top_logprobs": [{"a": -0.5, "b": -1.5}] * 3,
+        "top_logprobs": [{"a": -0.5, "b": -1.5}] * 2 + [{"a": -0.5, "b": -1.5, "c": -1.0}],
         "text_offset": [0, 1, 2],
     }
 

@@ -66,6 +66,14 @@ def test_parameters_is_another_word_for_arguments() -> None:
     assert read('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>') == [("f", {"a": 1})]
 
 
+def test_arguments_stay_as_the_model_wrote_them() -> None:
+    """Numbers that a double cannot hold among them."""
+    finder = ToolCallFinder()
+    (call,) = finder.push('<tool_call>{"name": "f", "arguments": {"a": 1.50, "b": 1e2, "c": [1e999]}}</tool_call>')
+    assert isinstance(call, ToolCall)
+    assert call.function.arguments == '{"a":1.50,"b":1e2,"c":[1e999]}'
+
+
 def test_text_is_not_held_back_longer_than_a_mark_may_begin() -> None:
     finder = ToolCallFinder()
     assert finder.push("abc") == ["abc"]

@@ -11,6 +11,7 @@ import pytest
 from radixfleet.convert import unpack_tokens
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
+from router.http.body import parse
 from router.http.openai.plan import chat_plan
 from router.http.openai.requests import ChatRequest, CompletionRequest, TokenizeRequest
 from router.http.openai.translation import chat_request, completion_requests, in_openai_names, tokenize_prompt
@@ -217,6 +218,21 @@ def test_tools_and_calls_reach_the_template_as_it_expects_them() -> None:
     assert chat(messages=messages, tools=tools, tool_choice="none").prompt.chat.tools_json == ""
 
 
+def test_depth_is_bounded_wherever_it_lies() -> None:
+    """What was read on a shorter stack than it is written on was an internal error."""
+    for depth in range(900, 1010):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        for body in (
+            f'{{"messages": [{{"role": "user", "content": ""}}], "chat_template_kwargs": {deep}}}',
+            json.dumps({"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": deep}}]}]}),
+        ):
+            try:
+                request = parse(body.encode(), ChatRequest)
+                chat_request(request)
+            except InvalidRequest as error:
+                assert "nested too deeply" in str(error)  # noqa: PT017  it may be raised, and may not
+
+
 def test_tokenizing_takes_a_text_or_messages() -> None:
     assert tokenize_prompt(TokenizeRequest(prompt="")).WhichOneof("form") == "text"
     with pytest.raises(InvalidRequest):
@@ -239,6 +255,23 @@ def test_tokenizing_takes_a_text_or_messages() -> None:
 def test_faults_are_told_in_the_clients_words(ours: str, theirs: str) -> None:
     error = in_openai_names(InvalidRequest(f"{ours} is wrong", field=ours, limit="3"))
     assert (error.field, str(error), error.metadata) == (theirs, f"{theirs} is wrong", {"limit": "3"})
+
+
+@pytest.mark.parametrize(
+    ("given", "theirs"),
+    [
+        ({}, ""),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ],
+)
+def test_a_fault_of_the_limit_names_the_field_that_was_sent(given: dict[str, Any], theirs: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]} | given
+    plan = chat_plan(msgspec.json.decode(json.dumps(body).encode(), type=ChatRequest), "r")
+    assert plan.limit == theirs
+    for ours in ("sampling.max_new_tokens", "max_new_tokens"):
+        error = in_openai_names(InvalidRequest(f"{ours} is wrong", field=ours), limit=plan.limit)
+        assert (error.field, str(error)) == (theirs or "max_tokens", f"{theirs or 'max_tokens'} is wrong")
 
 
 @pytest.mark.parametrize("ours", ["json_schema", "json_object", "regex", "lark"])
