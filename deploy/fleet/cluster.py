@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from deploy.fleet.ray_store import RayStore
 from deploy.fleet.reach import reach
@@ -92,7 +92,7 @@ class Cluster:
             left_s = max(0.1, deadline_s - time.monotonic())
             try:
                 return ray.get(getattr(self._supervisor(), method).remote(*arguments, **options), timeout=left_s)
-            except ActorUnavailableError as error:
+            except (ActorDiedError, ActorUnavailableError) as error:  # dead for good: somebody took the fleet down
                 if time.monotonic() > deadline_s:
                     raise Unavailable(f"the supervisor is being restarted: {_said(error)}") from error
                 time.sleep(_RETRY_S)

@@ -270,6 +270,7 @@ class Control:
         if high > MAX_WORKERS:
             raise InvalidRequest(f"a model has at most {MAX_WORKERS:,} workers; got {high:,}")
         self._books.bounds[model] = (low, high)
+        self._books.counts[model] = min(max(self._books.counts[model], low), high)
         await self._ordered()
 
     async def drain(self, names: Sequence[str], *, now: bool = False) -> None:
@@ -297,7 +298,8 @@ class Control:
             names = []
         else:
             # Those that have left do not come back under their ids, and would be avoided for ever.
-            self._books.cordoned = {*(self._books.cordoned & await self._hosting.nodes()), node_id}
+            there = await self._hosting.nodes()
+            self._books.cordoned = {*(self._books.cordoned & there), node_id}
             names = [name for name in self._books.members if self._is_worker_on(name, {node_id})]
         # Who waits for a place was told which nodes to avoid when it was made, so it is made anew.
         self._books.leaving.update(names, filter(self._is_waiting_worker, self._books.members))
@@ -311,7 +313,7 @@ class Control:
         self._spec, self._trouble = None, ""
         self._books.bounds, self._books.counts, self._books.cordoned = {}, {}, set()
         if not drain:  # begun before the next turn, which would drain them
-            for name in self._books.members.keys() - self._ending.keys():
+            for name in self._tasks.keys() - self._ending.keys():  # one that is being made ends in the next turn
                 await self._take(Remove(name, "the fleet is taken down at once"))
         await self._ordered()
 
@@ -339,5 +341,6 @@ class Control:
             raise UnknownWorker(f"no member is called {unknown[0]!r}; there are: {known}")
 
     async def _ordered(self) -> None:
+        self._changed.set()  # what was decided before is not begun any more
         await self._save()
         self._changed.set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 import structlog
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
+from ray.exceptions import ActorDiedError, RayError
 
 from deploy.fleet.spec import NAMESPACE, SUPERVISOR, Resources
 from deploy.fleet.watch import MemberGone, MemberLost
@@ -78,7 +78,7 @@ class RayHosting:
         except ValueError:
             return
         if asks:
-            with suppress(ActorDiedError, ActorUnavailableError, TimeoutError):
+            with suppress(RayError, TimeoutError):  # whatever it says of its end, it is killed
                 async with asyncio.timeout(_END_S):
                     await handle.end.remote()
         await asyncio.to_thread(ray.kill, handle, no_restart=not again)

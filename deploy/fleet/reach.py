@@ -34,7 +34,7 @@ def reach(address: str, reach_s: float = REACH_S) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), reach_s).close()
     except OSError as error:
-        raise OSError(f"nothing answers at {place} ({error.strerror or error})") from error
+        raise OSError(f"nobody listens at {place} ({error.strerror or error})") from error
     with ray.channel(place) as channel:
         try:
             ray.check_alive(channel, reach_s)

@@ -40,10 +40,7 @@ def files() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="rf-", dir="/var/tmp"))
     shutil.copytree(tiny_model(), path / "model")
     yield path
-    import os
-
-    if not os.environ.get("KEEP"):
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -62,6 +62,9 @@ class FakeHosting:
         self.is_full = False
         self.first_phase: Phase = "serving"
         """Of those that are made."""
+        self.held: dict[str, asyncio.Event] = {}
+        """Members that are made when the event is set."""
+        self.being_made: list[str] = []
 
     async def names(self) -> set[str]:
         return set(self.actors)
@@ -70,6 +73,9 @@ class FakeHosting:
         self, name: str, *, router: bool, settings: Mapping[str, Any], resources: Any, avoid: Sequence[str]
     ) -> None:
         assert name not in self.actors
+        self.being_made.append(name)
+        if name in self.held:
+            await self.held[name].wait()
         if name.rpartition("-")[0] in self.impossible:
             raise InvalidRequest("no half GPUs")
         self.done.append(f"start {name}")
@@ -229,6 +235,19 @@ async def test_scaling_by_order_and_by_load(scene: Scene) -> None:
             await control.scale("x", 1, 1)
         with pytest.raises(InvalidRequest, match="1 <= min <= max"):
             await control.scale("m", 3, 2)
+
+
+async def test_a_fleet_that_was_told_to_grow_is_not_settled_until_it_has(scene: Scene) -> None:
+    """Else whoever waits for it hears at once that it is done."""
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.held = {"m-2": asyncio.Event()}
+        await control.scale("m", 3, 3)
+        status = await control.status()
+        assert (status["models"]["m"]["wanted"], status["settled"]) == (3, False)
+        scene.hosting.held["m-2"].set()
+        await scene.settled(control, *BASIC, "m-2")
 
 
 async def test_restart_drains_and_keeps_the_member(scene: Scene) -> None:
@@ -466,3 +485,49 @@ async def test_a_worker_that_came_up_again_on_a_cordoned_node_leaves_it(scene: S
         scene.hosting.actors["m-0"].node_id = "n9"
         await scene.settled(control, "router-0", "m-1", "m-2")
         assert list(scene.hosting.actors["m-2"].avoid) == ["n9"]
+
+
+async def test_what_was_decided_before_an_order_is_not_begun_while_the_order_is_written_down(scene: Scene) -> None:
+    """A model that is no longer in the file cannot be started any more, and may not end the supervisor."""
+    with_n = FLEET + "  n: {workers: 3, settings: {model: demo, runner: sim}}\n"
+    scene.hosting.held = {"n-0": asyncio.Event()}
+    async with scene.supervisor() as control:
+        await control.apply(with_n)
+        await until(lambda: "n-0" in scene.hosting.being_made)
+        scene.store.first_waits = may_go_on = threading.Event()
+        order = asyncio.create_task(control.apply(FLEET))
+        await until(lambda: scene.store.waiting)
+        scene.hosting.held["n-0"].set()
+        await until(lambda: "start n-0" in scene.hosting.done)
+        await asyncio.sleep(0)
+        may_go_on.set()
+        await order
+        await scene.settled(control, *BASIC)
+    assert "start n-1" not in scene.hosting.done
+
+
+async def test_nodes_that_are_emptied_at_the_same_time_are_all_remembered(scene: Scene) -> None:
+    both = asyncio.Barrier(2)
+
+    async def nodes() -> set[str]:
+        await both.wait()
+        return {"n0", "n8", "n9"}
+
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.nodes = nodes  # type: ignore[method-assign]
+        await asyncio.gather(control.cordon("n8", undo=False), control.cordon("n9", undo=False))
+        assert (await control.status())["cordoned_nodes"] == ["n8", "n9"]
+
+
+async def test_who_is_being_made_while_all_is_taken_down_at_once_ends_too(scene: Scene) -> None:
+    scene.hosting.held = {"m-1": asyncio.Event()}
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await until(lambda: "m-1" in scene.hosting.being_made)
+        await control.down(drain=False)
+        scene.hosting.held["m-1"].set()
+        await until(lambda: "end m-1" in scene.hosting.done)
+        status = await scene.sees(control, lambda status: not status["members"])
+        assert scene.hosting.actors == {}, status

@@ -76,7 +76,7 @@ def test_a_head_is_a_head_also_when_it_wants_a_token(code: grpc.StatusCode) -> N
 def test_nobody_listens() -> None:
     with socket.create_server((HOST, 0)) as server:
         address = f"{HOST}:{server.getsockname()[1]}"
-    with pytest.raises(OSError, match=f"nothing answers at {address}"):
+    with pytest.raises(OSError, match=f"nobody listens at {address}"):
         reach(address, LONG_S)
 
 
