@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +19,9 @@ import numpy.typing as npt
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
 from radixfleet.guard import client_salt
-from radixfleet.output_text.stop_strings import StopStrings
+from radixfleet.output_text.detokenizer import Detokenizer
+from radixfleet.output_text.output import OutputText
+from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import SamplingParams, TokenArray
@@ -27,6 +30,7 @@ from worker.core.logits import LogitEdits
 from worker.core.messages import Child, Ready, Submit
 from worker.sampling.counter_random import child_seeds
 from worker.scheduling.limits import Limits
+from worker.servicer.continuation import Ending, replay
 from worker.servicer.grammars import Grammars
 
 Result = TypeVar("Result")
@@ -44,7 +48,10 @@ class Prepared:
     generated: TokenArray
     """The beginning of the answer, which the client has already; mostly empty."""
     sampling: SamplingParams
-    stops: StopStrings | None
+    texts: Sequence[OutputText]
+    """Of each of the n completions, brought to where `generated` ends."""
+    ending: Ending | None
+    """The answer is over where `generated` ends, and why."""
     stop_token_ids: tuple[int, ...]
     """All that end the generation: the model's end-of-sequence tokens, unless ignored, and the request's own."""
     max_new_tokens: int
@@ -142,13 +149,18 @@ class Intake:
         sampling = sampling_params(request.sampling, vocab_size=self._tokenizer.vocab_size)
         tokens = self._tokens(request.prompt)
         max_new_tokens = self._max_new_tokens(sampling, len(tokens), Limits.from_ready(ready))
+        generated = self._generated(request, sampling, max_new_tokens)
         end_of_sequence = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
+        stop_token_ids = tuple(dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids)))
+        texts = self._texts(sampling, frozenset(stop_token_ids))
+        least = sampling.min_new_tokens
         return Prepared(
             tokens=tokens,
-            generated=self._generated(request, sampling, max_new_tokens),
+            generated=generated,
             sampling=sampling,
-            stops=StopStrings(sampling.stop) if sampling.stop else None,
-            stop_token_ids=tuple(dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids))),
+            texts=texts,
+            ending=replay(generated.tolist(), texts[0], stop_token_ids, min_new_tokens=least, most=max_new_tokens),
+            stop_token_ids=stop_token_ids,
             max_new_tokens=max_new_tokens,
             namespace=blocks.namespace(self._model, request.cache_salt),
             priority=request.priority,
@@ -173,6 +185,16 @@ class Intake:
                 )
         return generated
 
+    def _texts(self, sampling: SamplingParams, stop_token_ids: frozenset[int]) -> list[OutputText]:
+        skip = sampling.skip_special_tokens
+        decode = partial(self._tokenizer.decode, skip_special_tokens=skip)
+        invisible = self._tokenizer.special_token_ids if skip else frozenset()
+        stops = StopStrings(sampling.stop) if sampling.stop else None
+        return [
+            OutputText(Detokenizer(decode, invisible), StopMatcher(stops) if stops else None, stop_token_ids)
+            for _ in range(sampling.n)
+        ]
+
     def _text(self, request: inference_pb2.DetokenizeRequest) -> str:
         ids = np.array(request.token_ids, dtype=np.uint32)
         if len(ids):
@@ -181,10 +203,10 @@ class Intake:
         return self._tokenizer.decode(ids, skip_special_tokens=skip)
 
     def _max_new_tokens(self, sampling: SamplingParams, num_prompt: int, limits: Limits) -> int:
-        """What the client asked for, or the default as far as context and KV pool allow."""
+        """What the client asked for, or the default as far as the context allows, which is no larger than the pool."""
         wanted = sampling.max_new_tokens
         if wanted is None:
-            room = min(limits.max_context_tokens - num_prompt, limits.kv_tokens - num_prompt + 1)
+            room = limits.max_context_tokens - num_prompt
             wanted = max(1, sampling.min_new_tokens, min(self._default_max_new_tokens, room))
         refusal = limits.refusal(num_prompt, wanted)
         if refusal is not None:
@@ -203,6 +225,7 @@ def _is_cheap(request: inference_pb2.GenerateRequest) -> bool:
     """Token ids, so few of anything that a thread would cost more than it saves."""
     return (
         request.prompt.WhichOneof("form") == "token_ids"
+        and not request.HasField("generated")
         and request.prompt.ByteSize() <= _CHEAP_PROMPT_BYTES
         and sum(map(len, request.sampling.stop)) <= _CHEAP_STOP_CHARACTERS
     )

@@ -6,16 +6,11 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import structlog
 
 from radixfleet.errors import Unavailable
-from radixfleet.output_text.detokenizer import Detokenizer
-from radixfleet.output_text.output import OutputText
-from radixfleet.output_text.stop_strings import StopMatcher
-from radixfleet.text import Tokenizer
 from radixfleet.types import ExecutionId, WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2
 from worker.core.messages import Ready
@@ -23,7 +18,7 @@ from worker.engine.handle import EngineHandle, RequestStream
 from worker.metrics import Outcome
 from worker.servicer.acceptance import AcceptedRequest
 from worker.servicer.choice import Choice
-from worker.servicer.continuation import ended_stream, replay
+from worker.servicer.continuation import ended_stream
 from worker.servicer.generation import Generation, Identity, Observer
 from worker.servicer.intake import Prepared
 from worker.servicer.request_trace import RequestTrace
@@ -55,10 +50,9 @@ class Drained:
 class RunningRequests:
     """Every request from submission until its client has been told its end, or has gone."""
 
-    def __init__(self, worker_id: WorkerId, engine: EngineHandle, tokenizer: Tokenizer, observer: Observer) -> None:
+    def __init__(self, worker_id: WorkerId, engine: EngineHandle, observer: Observer) -> None:
         self._worker_id = worker_id
         self._engine = engine
-        self._tokenizer = tokenizer
         self._observer = observer
         self._running: dict[ExecutionId, Generation] = {}
         self._empty = asyncio.Event()
@@ -89,11 +83,13 @@ class RunningRequests:
     def start(self, request: inference_pb2.GenerateRequest, prepared: Prepared, *, arrived_s: float) -> Generation:
         """Submit a request; the caller ends it. Raises Unavailable."""
         self.require_serving()
-        texts = [self._output_text(prepared) for _ in range(prepared.sampling.n)]
+        texts, ending = prepared.texts, prepared.ending
         uids = [self._engine.next_uid() for _ in texts]
-        ended = replay(prepared, texts[0], uids[0])
         trace = RequestTrace(arrived_s, self._observer.clock.now())
-        streams = self._streams(prepared, uids, traced=trace.is_recorded) if ended is None else [ended_stream(ended)]
+        if ending is None:
+            streams = self._streams(prepared, uids, traced=trace.is_recorded)
+        else:
+            streams = [ended_stream(uids[0], ending)]
         generation = Generation(
             Identity(ExecutionId(secrets.token_hex(12)), request.request_id, self._worker_id, request.lease_id),
             len(prepared.tokens),
@@ -102,7 +98,7 @@ class RunningRequests:
             generated_tokens=len(prepared.generated),
             arrived_s=arrived_s,
             trace=trace,
-            accepted=self._accepted(prepared) if ended is None else None,
+            accepted=self._accepted(prepared) if ending is None else None,
         )
         self._running[generation.identity.execution_id] = generation
         self._empty.clear()
@@ -172,12 +168,3 @@ class RunningRequests:
     def _streams(self, prepared: Prepared, uids: Sequence[int], *, traced: bool) -> list[RequestStream]:
         submit = prepared.submit(uids)
         return self._engine.submit_group(msgspec.structs.replace(submit, traced=True) if traced else submit)
-
-    def _output_text(self, prepared: Prepared) -> OutputText:
-        skip = prepared.sampling.skip_special_tokens
-        detokenizer = Detokenizer(
-            partial(self._tokenizer.decode, skip_special_tokens=skip),
-            self._tokenizer.special_token_ids if skip else frozenset(),
-        )
-        stops = StopMatcher(prepared.stops) if prepared.stops is not None else None
-        return OutputText(detokenizer, stops, frozenset(prepared.stop_token_ids))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -15,7 +16,12 @@ from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.answers import generate, read_failure, request
 from tests.support.byte_tokenizer import END_ID, byte_spec
+from tests.support.fake_engine import READY, FakeEngine
+from tests.support.gated_executor import GatedExecutor
+from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
+from worker.servicer.grammars import Grammars
+from worker.servicer.intake import Intake
 
 PROMPT = "continue me"
 
@@ -121,3 +127,15 @@ async def test_a_packed_beginning_is_read_too(stub: inference_pb2_grpc.Inference
     packed = pack_tokens(np.array(whole.token_ids[:3], dtype=np.uint32))
     rest = await generate(stub, PROMPT, max_new_tokens=8, ignore_eos=True, generated=packed)
     assert rest.token_ids == whole.token_ids[3:]
+
+
+async def test_the_beginning_of_an_answer_is_read_by_a_thread() -> None:
+    """Behaviour 59: its tokens become text again, one by one, and others are not to wait for that."""
+    threads = GatedExecutor()
+    grammars = Grammars(FakeEngine(), None)
+    intake = Intake("sim-model", Tokenizer(byte_spec()), threads, grammars, default_max_new_tokens=16)
+    preparing = asyncio.create_task(intake.prepare(request([1], generated=ids([65, 66, 67])), READY))
+    await until(lambda: len(threads.waiting) == 1)
+    threads.release()
+    prepared = await preparing
+    assert (prepared.generated.tolist(), prepared.ending) == ([65, 66, 67], None)
