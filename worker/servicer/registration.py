@@ -16,6 +16,7 @@ from radixfleet.channel import open_channel
 from radixfleet.endpoint import Endpoint
 from radixfleet.types import WorkerId
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
+from radixfleet.watched_file import UnusableFile
 
 REGISTER_EVERY_S = 5.0
 _RETRY_FIRST_S = 0.2
@@ -71,7 +72,16 @@ class Registration:
         """Registering again is harmless, and finds out a router that was restarted and has forgotten.
 
         Most often that shows at once, as the end of the connection: then a call waits for who listens there next.
+        Certificates that cannot be read now may be later.
         """
+        while True:
+            try:
+                await self._register_by_channel(router)
+            except UnusableFile as error:
+                _log.error("cannot register", router=router, error=str(error))
+                await asyncio.sleep(REGISTER_EVERY_S)
+
+    async def _register_by_channel(self, router: str) -> None:
         async with open_channel(self._endpoint(router)) as channel:
             lost = asyncio.Event()
             watching = asyncio.create_task(_watch(channel, lost), name=f"connection to {router}")
@@ -107,9 +117,9 @@ class Registration:
 
     async def _leave(self, router: str) -> None:
         """Best effort: a router that is not there has nothing to forget."""
-        async with open_channel(self._endpoint(router)) as channel:
-            stub = fleet_pb2_grpc.FleetStub(channel)
-            with suppress(grpc.aio.AioRpcError):
+        with suppress(grpc.aio.AioRpcError, UnusableFile):
+            async with open_channel(self._endpoint(router)) as channel:
+                stub = fleet_pb2_grpc.FleetStub(channel)
                 await stub.Remove(fleet_pb2.RemoveRequest(worker_id=self._worker_id), timeout=_LEAVE_S)
 
     async def _address_for(self, router: str) -> str:

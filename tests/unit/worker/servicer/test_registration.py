@@ -8,8 +8,10 @@ import grpc.aio
 import pytest
 
 from radixfleet.channel import listen, make_server
+from radixfleet.endpoint import Endpoint
 from radixfleet.types import WorkerId
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
+from radixfleet.watched_file import UnusableFile
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
@@ -113,3 +115,25 @@ async def test_routers_may_change_while_it_runs() -> None:
     assert new.removed == ["w"]
     await old.stop()
     await new.stop()
+
+
+async def test_a_certificate_that_cannot_be_read_now_may_be_read_later() -> None:
+    """Behaviour 55: the worker goes on trying, and leaves in peace."""
+    router = await RegisteringRouter().start()
+    readable = False
+    asked = 0
+
+    def endpoint(address: str) -> Endpoint:
+        nonlocal asked
+        asked += 1
+        if not readable:
+            raise UnusableFile("cannot read ca.pem")
+        return Endpoint(address)
+
+    async with Registration([f"127.0.0.1:{router.port}"], WorkerId("w"), 5, "10.0.0.9:5", endpoint):
+        await until(lambda: asked >= 2)
+        readable = True
+        await until(lambda: bool(router.registered))
+        readable = False
+    assert router.removed == []
+    await router.stop()
