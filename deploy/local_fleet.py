@@ -18,14 +18,13 @@ from typing import Any, Self
 from deploy.machine import worker_share
 from deploy.options import to_arguments
 from deploy.processes import Child, ChildFailed, ChildSpec
+from deploy.progress import Tell
 from radixfleet.background import beside
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
 from radixfleet.errors import RadixfleetError
+from radixfleet.os_errors import reason_of
 from radixfleet.retry import RetryPolicy
-
-Progress = Callable[[str], None]
-"""Told, in words, what happens. Called often; the same text may come again."""
 
 _LOGGING = ("log_level", "log_json")
 _POLL_S = 0.2
@@ -71,7 +70,7 @@ class FleetSpec:
 class LocalFleet:
     """A running fleet, as an async context manager: ready when entered, all stopped when left."""
 
-    def __init__(self, spec: FleetSpec, progress: Progress) -> None:
+    def __init__(self, spec: FleetSpec, progress: Tell) -> None:
         self.endpoint = ""
         """host:port of the router."""
         self.http_endpoint = ""
@@ -112,7 +111,6 @@ class LocalFleet:
             group.create_task(self._tell_of_silence())
 
     async def _start(self) -> None:
-        self._spec.run_dir.mkdir(parents=True, exist_ok=True)
         self._progress("router: starting")
         router = await self._launch(self._spec.router())
         self.endpoint = await router.address()
@@ -158,8 +156,12 @@ class LocalFleet:
             self._progress(f"{obituary}\n{name}: starting again in {pause_s:.0f} s")
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            child = await self._launch(self._respawn_spec(name))
             started_s = loop.time()
+            try:
+                child = await self._launch(self._respawn_spec(name))
+            except OSError as error:  # no memory for a process, no room for its log
+                obituary = ChildFailed(f"{name}: cannot be started: {reason_of(error)}")
+                continue
             async with beside(self._tell_when_back(child), f"return of {name}"):
                 obituary = await child.died()
 
@@ -206,9 +208,9 @@ class LocalFleet:
                 await asyncio.sleep(_POLL_S)
 
     def _respawn_spec(self, name: str) -> ChildSpec:
-        spec = self._children[name].spec
         if name != "router":
-            return spec
+            return self._children[name].spec
+        spec = self._spec.router()
         # Workers and clients know the router by the address it has had so far.
         ports = ["--port", self.endpoint.rpartition(":")[2]]
         if self.http_endpoint:

@@ -49,11 +49,12 @@ class Child:
 
     @classmethod
     async def start(cls, spec: ChildSpec, run_dir: Path) -> Child:
-        """Start the process; `run_dir` holds its log and its address file."""
-        address_path = run_dir / f"{spec.name}.address"
+        """Start the process; `run_dir` (made if it is missing) holds its log and its address file. Raises OSError."""
+        await asyncio.to_thread(run_dir.mkdir, parents=True, exist_ok=True)
+        address_path = run_dir / f"{file_stem(spec.name)}.address"
         _http_path(address_path).unlink(missing_ok=True)
         address_path.unlink(missing_ok=True)
-        log_path = run_dir / f"{spec.name}.log"
+        log_path = run_dir / f"{file_stem(spec.name)}.log"
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "deploy.cli", *spec.arguments, "--address-file", str(address_path)),
@@ -108,12 +109,25 @@ class Child:
         self._address_path.unlink(missing_ok=True)
 
     def _obituary(self) -> str:
-        with self.log_path.open("rb") as log:
-            log.seek(max(0, self.log_path.stat().st_size - _TAIL_BYTES))
-            tail = log.read().decode(errors="replace").strip().splitlines()[-12:]
+        tail = _tail(self.log_path)
         how = f"exit code {self.exit_code}" if (self.exit_code or 0) >= 0 else f"signal {-(self.exit_code or 0)}"
         lines = "\n".join(f"  {line}" for line in tail) or "  (it printed nothing)"
         return f"{self.spec.name} ended with {how}; the end of {self.log_path}:\n{lines}"
+
+
+def file_stem(name: str) -> str:
+    """What the files of a child are called: workers of a model have its slashes in their names, and never a plus."""
+    return name.replace("/", "+")
+
+
+def _tail(log_path: Path) -> list[str]:
+    """The last lines; none of a log that somebody has deleted."""
+    try:
+        with log_path.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+            return log.read().decode(errors="replace").strip().splitlines()[-12:]
+    except FileNotFoundError:
+        return []
 
 
 def _http_path(address_path: Path) -> Path:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
+
+Tell = Callable[[str], None]
+"""Told, in words, what happens. Called often; the same text may come again."""
 
 
 class Progress:
-    """Used as a context manager; call it with what is happening now. The same text may come again."""
+    """Used as a context manager; call it with what is happening now. The same text may come again.
+
+    `console`: one of `deploy.consoles`.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -28,12 +36,12 @@ class Progress:
     def __call__(self, text: str) -> None:
         """Say `text` from now on. A text of several lines is news, and stays."""
         if "\n" in text:
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
         elif self._console.is_terminal:
-            self._status.update(text)
+            self._status.update(Text(text))
             self._status.start()
         elif text != self._last:
-            self._console.print(text, markup=False, soft_wrap=True)
+            self._console.print(text, soft_wrap=True)
         self._last = text
 
     def pause(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from deploy.consoles import new_console
 from deploy.endpoints import DEFAULT_PORT
 from deploy.fleet.one_machine import on_one_machine
 from deploy.fleet.spec import read_spec
@@ -28,6 +29,9 @@ _DECIDED_HERE = frozenset(
     {"worker_id", "routers", "host", "port", "metrics_port", "address_file", "advertise_address", "max_message_bytes"}
 )
 """Worker settings that `up` does not offer."""
+
+_DIVIDED = ("device", "threads", "device_memory")
+"""What decides how the workers share the machine: set in the environment or in a settings file, it counts as well."""
 
 _BESIDE_A_FILE = frozenset({"fleet_file", "run_dir"})
 """Options that --fleet leaves to the command line."""
@@ -96,7 +100,7 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
 
     TLS and keys hold for router and workers alike. Without --admin-token, --api-keys makes one for this fleet.
     """
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     if fleet_file is not None:
         _refuse_beside_a_file(click.get_current_context())
         return _up_file(fleet_file, run_dir, console)
@@ -105,6 +109,7 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
     run_dir = _usable(run_dir)
     access = LocalAccess.from_settings(settings, run_dir)
+    divided = {name: getattr(settings, name) for name in _DIVIDED if name in settings.model_fields_set}
     spec = FleetSpec(
         num_workers=num_workers,
         router_options={
@@ -116,7 +121,7 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
             "policy": policy,
             "drain_grace_s": settings.drain_grace_s,
         },
-        worker_options={"config": config, **worker_options, **access.options},
+        worker_options={"config": config, **worker_options, **divided, **access.options},
         run_dir=run_dir,
         endpoint=access.endpoint,
         drain_grace_s=settings.drain_grace_s,

@@ -14,7 +14,7 @@ from deploy.fleet.spec import FleetSpec as FileSpec
 from deploy.local_access import LocalAccess
 from deploy.local_fleet import FleetSpec
 from deploy.machine import worker_share
-from deploy.processes import ChildSpec
+from deploy.processes import ChildSpec, file_stem
 from radixfleet.settings import check
 from router.config import RouterSettings
 from worker.config import WorkerSettings
@@ -36,12 +36,11 @@ class MachineFleet(FleetSpec):
         name, settings = self.workers[index]
         share, environment = worker_share(index, self.num_workers, settings.get("device"))
         identity = {"worker_id": name, "routers": [router_address], "port": 0, "metrics_port": 0}
-        file_name = name.replace("/", "-")
-        path = self._file(file_name, {**share, **identity, **settings})
-        return ChildSpec(file_name, ("worker", "--config", path), environment)
+        path = self._file(name, {**share, **identity, **settings})
+        return ChildSpec(name, ("worker", "--config", path), environment)
 
     def _file(self, name: str, settings: Mapping[str, Any]) -> str:
-        path = self.run_dir / f"{name}.yaml"
+        path = self.run_dir / f"{file_stem(name)}.yaml"
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             yaml.safe_dump(dict(settings), file)

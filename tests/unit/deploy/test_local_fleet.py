@@ -192,3 +192,48 @@ def test_what_a_stopping_fleet_waits_for() -> None:
     assert stopping_text(0, 30) == "stopping"
     assert stopping_text(1, 30) == "stopping: 1 request runs, up to 30 s; Ctrl-C again cuts them"
     assert stopping_text(4, 60) == "stopping: 4 requests run, up to 60 s; Ctrl-C again cuts them"
+
+
+async def test_a_child_that_cannot_be_started_again_is_tried_on_and_leaves_the_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lives: list[_Mortal] = []
+    no_memory = [OSError(12, "Cannot allocate memory")] * 2
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        if len(lives) == 2 and no_memory:
+            raise no_memory.pop()
+        lives.append(_Mortal(child))
+        return cast("Child", lives[-1])
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
+    told: list[str] = []
+    fleet = LocalFleet(spec({}, {}), told.append)
+    await fleet._launch(fleet._spec.router())
+    await fleet._launch(fleet._spec.worker(0, "127.0.0.1:1"))
+    async with beside(fleet.supervise(), "supervision"):
+        lives[1].dies.set()
+        await until(lambda: len(lives) == 3)
+    assert told[1:3] == ["worker-0: cannot be started: Cannot allocate memory\nworker-0: starting again in 0 s"] * 2
+
+
+async def test_a_router_that_dies_often_has_its_ports_on_its_command_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[_Mortal] = []
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        lives.append(_Mortal(child))
+        return cast("Child", lives[-1])
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
+    fleet = LocalFleet(spec({"port": 0}, {}), lambda _: None)
+    fleet.endpoint, fleet.http_endpoint = "127.0.0.1:7000", "127.0.0.1:7002"
+    await fleet._launch(fleet._spec.router())
+    async with beside(fleet.supervise(), "supervision"):
+        for life in range(3):
+            await until(lambda life=life: len(lives) == life + 1)
+            lives[life].dies.set()
+        await until(lambda: len(lives) == 4)
+    expected = ("router", "--port", "0", "--port", "7000", "--http-port", "7002")
+    assert [tuple(each.spec.arguments) for each in lives[1:]] == [expected] * 3

@@ -9,7 +9,7 @@ from deploy.progress import Progress
 
 def shown(*texts: str) -> list[str]:
     out = io.StringIO()
-    with Progress(Console(file=out, width=20)) as progress:
+    with Progress(Console(file=out, width=20, markup=False)) as progress:
         for text in texts:
             progress(text)
     return out.getvalue().splitlines()
@@ -25,3 +25,11 @@ def test_a_text_that_comes_again_is_shown_once():
 
 def test_news_of_several_lines_stays_whole():
     assert shown("worker-0 ended:\n  [last] line") == ["worker-0 ended:", "  [last] line"]
+
+
+def test_a_terminal_shows_brackets_as_they_are():
+    """Of the path of a model, say."""
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=60, markup=False)) as progress:
+        progress("model: [/models/tiny] is read")
+    assert "model: [/models/tiny] is read" in out.getvalue()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from deploy.commands.up import up
+from deploy.local_fleet import FleetSpec
 
 EXAMPLE = Path("deploy/fleet/example.yaml").resolve()
 
@@ -31,3 +33,43 @@ def test_one_port_given_twice_is_refused_by_the_names_of_its_own_options(option:
     result = CliRunner().invoke(up, ["--model", "demo", "--port", "17297", option, "17297"])
     assert result.exit_code == 2
     assert f"--port and {option} are both 17297" in result.output
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[FleetSpec]:
+    """What `up` would have run."""
+    specs: list[FleetSpec] = []
+
+    async def keep_up(spec: FleetSpec, *_: object) -> int:
+        specs.append(spec)
+        return 0
+
+    monkeypatch.setattr("deploy.commands.up._keep_up", keep_up)
+    monkeypatch.setattr("deploy.commands.up.resolve_model", lambda *_: Path("model"))
+    return specs
+
+
+def options_of(arguments: Sequence[str], *names: str) -> list[str]:
+    """Values of these options; each stands there once."""
+    return [arguments[arguments.index(name) + 1] for name in names if arguments.count(name) == 1]
+
+
+def test_what_a_settings_file_says_of_threads_and_memory_goes_before_a_workers_share(
+    started: list[FleetSpec], tmp_path: Path
+) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text("model: demo\ndevice: cpu\nthreads: 3\ndevice_memory: 1GiB\n")
+    result = CliRunner().invoke(up, ["--config", str(file), "--workers", "2", "--run-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    found = options_of(started[0].worker(1, "127.0.0.1:1").arguments, "--device", "--threads", "--device-memory")
+    assert found == ["cpu", "3", str(1 << 30)]
+
+
+def test_workers_on_the_cpu_need_no_gpu_each_wherever_that_was_said(
+    started: list[FleetSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RADIXFLEET_WORKER_DEVICE", "cpu")
+    monkeypatch.setattr("deploy.machine.gpu_names", lambda: ["0"])
+    result = CliRunner().invoke(up, ["--model", "demo", "--workers", "4", "--run-dir", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert started[0].worker(3, "127.0.0.1:1").environment == {}

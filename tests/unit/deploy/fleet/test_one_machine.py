@@ -36,7 +36,7 @@ def test_the_least_number_of_workers_of_every_model_each_with_its_settings(text:
     fleet, _ = on_one_machine(parse_spec(text), tmp_path / "run")
     assert fleet.num_workers == 3
     children = [fleet.worker(index, "127.0.0.1:7000") for index in range(3)]
-    assert [child.name for child in children] == ["a-0", "a-1", "b-c-0"]
+    assert [child.name for child in children] == ["a-0", "a-1", "b/c-0"], "as the router calls them"
     first, last = settings_of(tuple(children[0].arguments)), settings_of(tuple(children[2].arguments))
     assert (first["worker_id"], first["routers"], first["served_model_name"]) == ("a-0", ["127.0.0.1:7000"], "a")
     assert first["threads"] == 3, "what the file says goes before a share of the machine"
