@@ -51,6 +51,7 @@ from radixfleet.text import Tokenizer, TokenizerSpec
 from radixfleet.types import Capacity
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc, worker_pb2
 from tests.bench import router_peers
+from tests.interop.engines import WHEELS
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.fake_worker import Call, FakeWorker, Script
 from tests.support.http_client import Connection
@@ -429,7 +430,7 @@ def main() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--at-once", nargs="+", type=int, default=list(REQUESTS), choices=list(REQUESTS))
     parser.add_argument("--whole", action="store_true", help="also answers in one message")
-    parser.add_argument("--peers", nargs="*", default=[], choices=list(router_peers.WHEELS))
+    parser.add_argument("--peers", nargs="*", default=[], choices=list(WHEELS))
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--against", type=Path, metavar="DIRECTORY")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -16,10 +16,9 @@ import psutil
 
 from deploy.bench.peers.servers import free_port
 from tests.bench.idle_http_worker import TOKENS
-from tests.interop.engines import ENVIRONMENTS, environment, process
+from tests.interop.engines import ENVIRONMENTS, WHEELS, environment, process
 from tests.support.http_client import Connection, get, post
 
-WHEELS = {"smg": "smg==1.13.0", "sglang-router": "sglang-router==0.3.2"}
 _START_S = 120.0
 
 

@@ -6,15 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deploy.bench.peers import environments
+from tests.support.waiting import wait_until
 
 ENVIRONMENTS = Path.home() / ".cache" / "radixfleet" / "interop"
-_POLL_S = 0.2
+WHEELS = {"smg": "smg==1.13.0", "sglang-router": "sglang-router==0.3.2"}
+"""Other people's gateways, and the environments in which they are."""
 
 
 def environment(folder: Path, *steps: Sequence[str]) -> Path:
@@ -61,13 +62,9 @@ def router_command(port: int, workers: Sequence[str], *options: str) -> list[str
     return [sys.executable, "-m", "router", *fixed, *options]
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
+def until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:
     """Wait. AssertionError when it never comes true."""
-    ends_at_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > ends_at_s:
-            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}")
-        time.sleep(_POLL_S)
+    wait_until(condition, lambda: what, timeout_s=timeout_s)
 
 
 def say(line: str) -> None:

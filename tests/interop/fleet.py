@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.interop.engines import process, until
 from tests.support.tiny_model import tiny_model
 
 CONTEXT_TOKENS = 1_200_000
 _START_S = 240.0
-_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +56,14 @@ def live_fleet(folder: Path) -> Iterator[LiveFleet]:
         up = [sys.executable, "-m", "deploy.cli", "up", "--workers", "2", "--model", str(model_dir), "--runner", "sim"]
         up += ["--context-length", str(CONTEXT_TOKENS), "--max-total-tokens", str(2 * CONTEXT_TOKENS)]
         up += ["--port", "0", "--router-metrics-port", "0", "--http-port", "0", "--run-dir", str(folder)]
-        fleet = stack.enter_context(_process(up, folder / "up.log"))
+        fleet = stack.enter_context(process(up, folder / "up.log"))
         address = folder / "router.address"
-        _until(lambda: address.exists() or fleet.poll() is not None, "the router listens", folder)
+        until(lambda: address.exists() or fleet.poll() is not None, f"the router listens; see {folder}", _START_S)
         grpc, http = address.read_text().strip(), (folder / "router.address.http").read_text().strip()
         silent = [sys.executable, "-m", "tests.interop.silent_worker", grpc]
-        stack.enter_context(_process(silent, folder / "silent.log"))
-        _until(lambda: _serving(http) == 3, "all workers serve", folder)
+        stack.enter_context(process(silent, folder / "silent.log"))
+        until(lambda: _serving(http) == 3, f"all workers serve; see {folder}", _START_S)
         yield LiveFleet(grpc, http, model_dir)
-
-
-@contextmanager
-def _process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait(30)
 
 
 def _serving(http: str) -> int:
@@ -86,11 +73,3 @@ def _serving(http: str) -> int:
             return int(json.load(page)["workers"])
     except urllib.error.HTTPError:
         return 0
-
-
-def _until(condition: Callable[[], object], what: str, folder: Path) -> None:
-    deadline_s = time.monotonic() + _START_S
-    while not condition():
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"waited {_START_S:.0f} s in vain until {what}; logs are in {folder}")
-        time.sleep(_POLL_S)

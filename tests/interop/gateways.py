@@ -22,9 +22,8 @@ from functools import partial
 from pathlib import Path
 
 from deploy.bench.peers.servers import free_port
-from tests.interop.engines import ENVIRONMENTS, environment, process, router_command, say, until
+from tests.interop.engines import ENVIRONMENTS, WHEELS, environment, process, router_command, say, until
 
-WHEELS = {"smg": "smg==1.13.0", "sglang-router": "sglang-router==0.3.2"}
 NUM_WORKERS = 3
 MODEL = "demo"
 

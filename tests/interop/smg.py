@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bench.peers.servers import free_port
-from tests.interop.engines import ENVIRONMENTS, environment, process, say, until, worker_command
+from tests.interop.engines import ENVIRONMENTS, WHEELS, environment, process, say, until, worker_command
 from tests.support.tiny_model import tiny_model
 
 _LONG = "You answer in one sentence, and you say so when you do not know something. " * 40
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=ENVIRONMENTS, help=f"[{ENVIRONMENTS}]")
     parser.add_argument("--python", type=Path, help="an interpreter that has smg, instead of installing it")
     arguments = parser.parse_args()
-    python = arguments.python or environment(arguments.environments / "smg", ("smg==1.13.0",))
+    python = arguments.python or environment(arguments.environments / "smg", (WHEELS["smg"],))
     folder = Path(tempfile.mkdtemp(prefix="radixfleet-smg-"))
     say(f"logs: {folder}")
     with ExitStack() as stack:

@@ -108,10 +108,6 @@ class FakeEngine(Conversation):
         """After a crash: loading again."""
         self._enter(WorkerStatus.LOADING)
 
-    def fail_loading(self, why: str) -> None:
-        """The model cannot be served."""
-        self._fail_loading(why)
-
     def _send(self, message: FrontMessage) -> None:
         self.heard.append(message)
         if isinstance(message, Abort):
