@@ -6,7 +6,7 @@ stop strings, so an engine computes a token or two beyond one before it hears th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from radixfleet.text import Tokenizer
 from radixfleet.types import FinishReason, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
 from router.dialects.finish_reasons import finish_reason
+from router.dialects.speaker import Unreachable
 from router.dialects.words import Part
 
 _RUN_TOKENS = 1024
@@ -63,7 +64,7 @@ class Answer:
         tokenizer: Tokenizer,
         clock: Clock,
     ) -> None:
-        """`generated`: the beginning of the answer, that the client has already."""
+        """`generated`: the beginning of the answer, that the client has already. `sampling` has a max_new_tokens."""
         self._names = names
         self._prompt_tokens = prompt_tokens
         self._generated_tokens = len(generated)
@@ -77,8 +78,8 @@ class Answer:
         stops = StopStrings(sampling.stop) if sampling.stop else None
         self._choices = [_Choice(self._output_text(stops)) for _ in range(sampling.n)]
         self._cached_tokens: int | None = None
-        for token_id in generated.tolist():
-            self._choices[0].text.push(token_id)
+        self.ending = self._replay(generated.tolist())
+        """Where the client has all of the answer, its end: the engine is not to be asked."""
 
     @property
     def is_complete(self) -> bool:
@@ -91,11 +92,15 @@ class Answer:
         return all(choice.ended_by_engine for choice in self._choices)
 
     def emitted(self, index: int) -> int:
-        """Tokens that came of a completion so far."""
+        """Tokens that came of a completion so far. Raises Unreachable for one that was not asked for."""
+        if index >= len(self._choices):
+            raise Unreachable(f"it sent completion {index} of {len(self._choices)}")
         return self._choices[index].num_tokens
 
     def take(self, part: Part) -> Iterator[inference_pb2.GenerateResponse]:
-        """The messages that a part becomes. Raises InternalError for an answer that the engine gave up."""
+        """The messages that a part becomes. Raises InternalError for an answer that the engine gave up, and Unreachable
+        for one that is none.
+        """
         choice = self._choices[part.index]
         choice.ended_by_engine |= bool(part.reason)
         if choice.is_finished:
@@ -108,6 +113,18 @@ class Answer:
             yield self._delta(choice, part)
         if choice.text.matched_stop is not None or part.reason:
             yield self._finish(choice, part)
+
+    def _replay(self, generated: Sequence[int]) -> Part | None:
+        """Bring the text to where the client's own ends; the end of the answer, when that is it."""
+        text = self._choices[0].text
+        for count, token_id in enumerate(generated, start=1):
+            text.push(token_id)
+            if text.matched_stop is not None:
+                return Part(0, (), 0, reason="stop")
+            if token_id in self._stop_ids and count > self._sampling.min_new_tokens:
+                return Part(0, (), 0, reason="stop", matched_token_id=token_id)
+        limit = self._sampling.max_new_tokens
+        return Part(0, (), 0, reason="length") if limit is not None and len(generated) >= limit else None
 
     def _start(self, cached_tokens: int) -> inference_pb2.GenerateResponse:
         self._cached_tokens = min(cached_tokens, self._prompt_tokens)
@@ -132,7 +149,7 @@ class Answer:
         count = len(texts)
         choice.num_tokens += count
         choice.last_token = part.token_ids[count - 1]
-        logprobs = _output_logprobs(part.logprobs, self._sampling.logprobs)[:count]
+        logprobs = _output_logprobs(part, self._sampling.logprobs)[:count]
         delta = inference_pb2.Delta(token_ids=part.token_ids[:count], text="".join(texts), logprobs=logprobs)
         return inference_pb2.GenerateResponse(delta=delta, index=part.index)
 
@@ -175,11 +192,15 @@ class Answer:
         return OutputText(detokenizer, StopMatcher(stops) if stops is not None else None, self._stop_ids)
 
 
-def _output_logprobs(theirs: Any, num_tops: int | None) -> list[inference_pb2.TokenLogprobs]:
-    if theirs is None or num_tops is None:
+def _output_logprobs(part: Part, num_tops: int | None) -> list[inference_pb2.TokenLogprobs]:
+    """One for each of the part's tokens, where they were asked for. Raises Unreachable."""
+    if num_tops is None:
         return []
-    tops = list(theirs.top_logprobs) or [None] * len(theirs.token_logprobs)
-    return [_told(logprob, top, num_tops) for logprob, top in zip(theirs.token_logprobs, tops, strict=True)]
+    values, num_new = list(getattr(part.logprobs, "token_logprobs", ())), len(part.token_ids)
+    tops = list(getattr(part.logprobs, "top_logprobs", ())) or [None] * len(values)
+    if not num_new <= len(values) == len(tops):
+        raise Unreachable(f"it told {len(values)} log probabilities of {num_new} tokens")
+    return [_told(value, top, num_tops) for value, top in zip(values[-num_new:], tops[-num_new:], strict=True)]
 
 
 def _prompt_logprobs(theirs: Any, num_tops: int | None) -> Iterator[inference_pb2.GenerateResponse]:

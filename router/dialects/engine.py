@@ -11,6 +11,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc.aio
@@ -27,6 +28,7 @@ from radixfleet.text import Tokenizer
 from radixfleet.tokenizer_files import spec_from_archive
 from radixfleet.v1 import inference_pb2, worker_pb2
 from router.dialects.answer import Answer, Names
+from router.dialects.continued import rest_of
 from router.dialects.kv_events import KvEvents
 from router.dialects.speaker import State, Unreachable
 from router.dialects.words import Words, index_of
@@ -170,6 +172,10 @@ class EngineSpeaker:
         """See `Generator`. Token ids are enough."""
         execution_id = secrets.token_hex(12)
         message, answer = self._begin(request, execution_id)
+        if answer.ending is not None:
+            for one in answer.take(answer.ending):
+                yield one
+            return
         call = self._stub.Generate(message, timeout=timeout_s)
         try:
             while not answer.is_complete:
@@ -195,7 +201,10 @@ class EngineSpeaker:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     def _begin(self, request: inference_pb2.GenerateRequest, execution_id: str) -> tuple[Any, Answer]:
-        """What the engine is asked, and who reads what it says. Raises InvalidRequest."""
+        """What the engine is asked, unless the answer has its `ending`, and who reads what it says.
+
+        Raises InvalidRequest.
+        """
         tokenizer = self._tokenizer
         if tokenizer is None:
             raise Unavailable(f"worker {self._address} has not told its tokenizer yet", retry_after_s=1.0)
@@ -213,15 +222,13 @@ class EngineSpeaker:
                 f"{self._model.max_context_tokens} tokens",
                 field="sampling.max_new_tokens",
             )
-        own = request.sampling
-        asked = inference_pb2.SamplingParams()
-        asked.CopyFrom(own)
-        asked.max_new_tokens = max_new_tokens - len(generated)
-        asked.min_new_tokens = min(max(0, own.min_new_tokens - len(generated)), asked.max_new_tokens)
-        theirs = sampling_params(asked, vocab_size=tokenizer.vocab_size)
-        message = self._words.request(execution_id, np.concatenate([prompt, generated]).tolist(), theirs)
+        sampling = replace(sampling, max_new_tokens=max_new_tokens)
         names = Names(request.request_id, execution_id, f"{self.dialect}@{self._address}")
-        return message, Answer(names, len(prompt), generated, sampling, tokenizer, self._clock)
+        answer = Answer(names, len(prompt), generated, sampling, tokenizer, self._clock)
+        if answer.ending is not None:
+            return None, answer
+        rest = rest_of(sampling, max_new_tokens, len(generated))
+        return self._words.request(execution_id, np.concatenate([prompt, generated]).tolist(), rest), answer
 
     async def _abort(self, execution_id: str) -> None:
         with suppress(grpc.aio.AioRpcError, TimeoutError):

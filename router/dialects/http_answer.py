@@ -63,10 +63,13 @@ class HttpAnswer:
         *,
         prompt_tokens: int | None,
         generated_tokens: int = 0,
+        max_new_tokens: int | None = None,
         n: int = 1,
         num_logprobs: int | None = None,
     ) -> None:
-        """`prompt_tokens`: None where they are not known. `generated_tokens`: those that the client has already."""
+        """`prompt_tokens`: None where they are not known. `generated_tokens`: those that the client has already, of
+        `max_new_tokens` at most.
+        """
         self._names = names
         self._clock = clock
         self._prompt_tokens = prompt_tokens
@@ -81,6 +84,10 @@ class HttpAnswer:
         self._told_completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         """What the engine told; None: nothing, so far."""
+        self.is_whole = max_new_tokens is not None and generated_tokens >= max_new_tokens
+        """The client has all of it, and the engine is not to be asked."""
+        if self.is_whole:
+            self._choices[0].end = inference_pb2.Finished(reason=inference_pb2.FINISH_REASON_LENGTH)
 
     @property
     def is_complete(self) -> bool:

@@ -102,7 +102,7 @@ class HttpSpeaker:
     async def info(self) -> worker_pb2.WorkerInfo:
         """Asked anew when the engine may be another one."""
         status, body = await self._http.get(f"{self._address.base}/models", self._timeout_s)
-        if status == _LOADING or status >= 500:
+        if status >= 500:
             raise Unreachable(f"it is not ready: {error_message(body, f'status {status}')}")
         if status in (401, 403):
             raise ValueError(f"{self._address.host} refuses this router's key: set --engine-api-key")
@@ -174,6 +174,10 @@ class HttpSpeaker:
         execution_id = secrets.token_hex(12)
         sampling = sampling_params(request.sampling)
         answer = self._answer(request, sampling, execution_id)
+        if answer.is_whole:
+            yield answer.start()
+            yield answer.finish(tells_cached=False)
+            return
         forms = HttpForms(self._kind, self._model.context_tokens, takes_ids=self._takes_ids is not False)
         response = await self._post(forms.of(request, sampling, source), execution_id, ends_at_s)
         try:
@@ -184,7 +188,7 @@ class HttpSpeaker:
             self._learn(answer)
             last = answer.finish(tells_cached=bool(self._tells_cached))
             with suppress(TimeoutError, Unreachable):  # to the end, so that the connection can be used again
-                async with asyncio.timeout(_TAIL_S if answer.is_complete else 0):
+                async with asyncio.timeout(_TAIL_S):
                     await self._http.whole(response, ends_at_s)
             yield last
         finally:
@@ -246,6 +250,7 @@ class HttpSpeaker:
             self._clock,
             prompt_tokens=len(request.prompt.token_ids.packed) // 4 if has_ids else None,
             generated_tokens=len(request.generated.packed) // 4,
+            max_new_tokens=sampling.max_new_tokens,
             n=sampling.n,
             num_logprobs=sampling.logprobs,
         )

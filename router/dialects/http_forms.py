@@ -10,6 +10,7 @@ from radixfleet import convert
 from radixfleet.errors import InvalidRequest
 from radixfleet.types import SamplingParams
 from radixfleet.v1 import inference_pb2
+from router.dialects.continued import rest_of
 from router.dialects.http_words import Kind, chat_fields, sampling_fields
 
 _DEFAULT_MAX_NEW_TOKENS = 256
@@ -75,8 +76,8 @@ class HttpForms:
     def _ids(self, request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> HttpForm:
         prompt = convert.unpack_tokens(request.prompt.token_ids, "prompt.token_ids").tolist()
         generated = convert.unpack_tokens(request.generated, "generated").tolist()
-        fields = self._fields(request, sampling, is_chat=False)
-        fields["max_tokens"] = max(1, _limit(sampling) - len(generated))
+        rest = rest_of(sampling, _limit(sampling), len(generated))
+        fields = self._fields(request, rest, is_chat=False)
         return HttpForm("/completions", {"prompt": prompt + generated, **fields}, has_ids=True)
 
     def _chat_fields(self, request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> dict[str, Any]:

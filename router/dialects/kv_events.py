@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import grpc.aio
@@ -56,7 +57,6 @@ class KvEvents:
         """The stream broke, as it does when the engine dies."""
         self._cursor: int | None = None
         """Number of the last batch; None before the first."""
-        self._seeds: dict[tuple[str, str], BlockHash] = {}
         self._ignored_groups: set[int] = set()
         self._has_warned = False
         self._lacks_first = False
@@ -163,7 +163,9 @@ class KvEvents:
                 return
             parent = stored.parent_block_hash if stored.HasField("parent_block_hash") else None
             lost = self.blocks.store(
-                self._seed(stored), parent, ((block.block_hash, block.token_ids) for block in stored.blocks)
+                _seed(self._model, stored.cache_salt, stored.lora_name),
+                parent,
+                ((block.block_hash, block.token_ids) for block in stored.blocks),
             )
             if lost and self.is_complete:
                 self._forgive()
@@ -194,9 +196,7 @@ class KvEvents:
             return False
         return True
 
-    def _seed(self, stored: Any) -> BlockHash:
-        key = (stored.cache_salt, stored.lora_name)
-        seed = self._seeds.get(key)
-        if seed is None:
-            seed = self._seeds[key] = seed_hash(namespace(self._model, stored.cache_salt, stored.lora_name))
-        return seed
+
+@lru_cache(maxsize=1024)
+def _seed(model: str, cache_salt: str, lora_name: str) -> BlockHash:
+    return seed_hash(namespace(model, cache_salt, lora_name))

@@ -25,6 +25,7 @@ from smg_grpc_proto.generated import (
 
 from radixfleet.errors import InvalidRequest
 from radixfleet.types import Grammar, GrammarKind, SamplingParams
+from router.dialects.speaker import Unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Part:
     """New ones; in the last message of an answer those that no chunk had."""
     cached_tokens: int
     logprobs: Any = None
-    """OutputLogProbs of the new tokens."""
+    """OutputLogProbs, whose last entries are those of the new tokens."""
     prompt_logprobs: Any = None
     """InputLogProbs."""
     reason: str = ""
@@ -70,8 +71,11 @@ class Words(Protocol):
 
 
 def index_of(response: Any) -> int:
-    """The completion that a message belongs to."""
-    return int(getattr(response, response.WhichOneof("response")).index)
+    """The completion that a message belongs to. Raises Unreachable for one that is of no known kind."""
+    kind = response.WhichOneof("response")
+    if kind is None:
+        raise Unreachable("it sent what is neither a part of an answer nor its end")
+    return int(getattr(response, kind).index)
 
 
 def _logprob_fields(sampling: SamplingParams) -> tuple[bool, int]:
@@ -117,10 +121,10 @@ class SglangWords:
         """`complete` holds all tokens; those that no chunk had are new."""
         if response.WhichOneof("response") == "chunk":
             chunk = response.chunk
-            return _part(chunk, chunk.token_ids, with_logprobs=True)
+            return _part(chunk, chunk.token_ids, emitted)
         complete = response.complete
         late = complete.output_ids[emitted:]
-        return _part(complete, late, with_logprobs=not emitted, reason=complete.finish_reason)
+        return _part(complete, late, emitted, reason=complete.finish_reason)
 
     def abort(self, request_id: str) -> Any:
         """One at a time."""
@@ -162,10 +166,10 @@ class VllmWords:
         """`complete` repeats the tokens of the chunk before it; without a chunk, they are new."""
         if response.WhichOneof("response") == "chunk":
             chunk = response.chunk
-            return _part(chunk, chunk.token_ids, with_logprobs=True)
+            return _part(chunk, chunk.token_ids, emitted)
         complete = response.complete
         tokens = () if emitted else complete.output_ids
-        return _part(complete, tokens, with_logprobs=not emitted, reason=complete.finish_reason)
+        return _part(complete, tokens, emitted, reason=complete.finish_reason)
 
     def abort(self, request_id: str) -> Any:
         """A list of one."""
@@ -207,15 +211,15 @@ def _put_grammar(theirs: Any, grammar: Grammar | None, *, json_object: str | Non
         raise InvalidRequest("the engine that was chosen cannot take a Lark grammar", field="sampling.grammar.lark")
 
 
-def _part(message: Any, token_ids: Sequence[int], *, with_logprobs: bool, reason: str = "") -> Part:
+def _part(message: Any, token_ids: Sequence[int], emitted: int, *, reason: str = "") -> Part:
     """From a chunk or a complete message."""
     is_matched = bool(reason) and message.WhichOneof("matched_stop") == "matched_token_id"
     return Part(
         index=message.index,
         token_ids=token_ids,
         cached_tokens=message.cached_tokens,
-        logprobs=message.output_logprobs if with_logprobs and message.HasField("output_logprobs") else None,
-        prompt_logprobs=message.input_logprobs if with_logprobs and message.HasField("input_logprobs") else None,
+        logprobs=message.output_logprobs if token_ids and message.HasField("output_logprobs") else None,
+        prompt_logprobs=message.input_logprobs if not emitted and message.HasField("input_logprobs") else None,
         reason=reason,
         matched_token_id=message.matched_token_id if is_matched else None,
     )

@@ -6,12 +6,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, get_args
 
-import grpc
+import grpc.aio
+import numpy as np
 import pytest
 
 from radixfleet.answers import Delta, Finished, Started
+from radixfleet.compose import generate_request
+from radixfleet.convert import pack_tokens
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.engine_fleet import behind_router
 from tests.support.foreign_engine import Dialect, ForeignEngine, alphabet
 from tests.support.leaping_clock import LeapingClock
@@ -91,6 +95,19 @@ async def test_a_client_that_leaves_ends_the_request_at_the_engine(make: Callabl
         await stream.aclose()
         await until(lambda: not engine.running)
         await until(lambda: engine.aborts == [engine.calls[0].request.request_id])
+
+
+async def test_an_answer_that_the_client_has_whole_is_not_asked_for(make: Callable[..., ForeignEngine]) -> None:
+    """Its worker was lost after the last token: to ask for none more was refused."""
+    engine = make()
+    request = generate_request([1, 2], {"max_new_tokens": 3, "temperature": 0})
+    request.generated.CopyFrom(pack_tokens(np.array([99, 100, 101], dtype=np.uint32)))
+    async with behind_router(engine) as fleet, grpc.aio.insecure_channel(fleet.router.address) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        *_, last = [message async for message in call]
+        assert last.finished.reason == inference_pb2.FINISH_REASON_LENGTH
+        assert last.finished.usage.completion_tokens == 3
+        assert (engine.calls, engine.aborts) == ([], [])
 
 
 async def test_requests_of_one_name_are_kept_apart(make: Callable[..., ForeignEngine]) -> None:

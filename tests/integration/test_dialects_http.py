@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
+import numpy as np
 import pytest
 
 from radixfleet.answers import Delta, Finished, Started
+from radixfleet.compose import generate_request
+from radixfleet.convert import pack_tokens
 from radixfleet.errors import InvalidRequest, Unavailable
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.app import running_router
 from tests.support.engine_fleet import PROMPT, behind_router, model_directory, until_served_by
 from tests.support.http_client import get
@@ -191,6 +196,22 @@ async def test_an_answer_goes_on_elsewhere_where_the_engine_tells_token_ids() ->
         begun = letters(5, 2).encode()
         assert bytes(done.token_ids[:2]) == begun
         assert bytes(good.calls[-1].request.generated.packed[::4]) == begun
+
+
+async def test_an_answer_that_the_client_has_whole_is_not_asked_for(tmp_path: Path) -> None:
+    """Its worker was lost after the last token: the engine would have added one more."""
+    engine = OpenAiEngine()
+    request = generate_request(list(b"hello"), {"max_new_tokens": 3, "temperature": 0})
+    request.generated.CopyFrom(pack_tokens(np.frombuffer(b"abc", dtype=np.uint8).astype(np.uint32)))
+    async with (
+        behind_router(engine, tokenizers=(f"fake-model={model_directory(tmp_path)}",)) as fleet,
+        grpc.aio.insecure_channel(fleet.router.address) as channel,
+    ):
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        *_, last = [message async for message in call]
+        assert last.finished.reason == inference_pb2.FINISH_REASON_LENGTH
+        assert last.finished.usage.completion_tokens == 3
+        assert not engine.calls
 
 
 # Parameters.

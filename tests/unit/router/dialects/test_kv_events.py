@@ -146,3 +146,13 @@ def test_what_is_not_on_the_device_or_makes_no_prefixes_does_not_count(
     own = {name: value for name, value in fields.items() if name in ("tier", "locality", "group_idx")}
     events.take(batch(2, pb.KvCacheEvent(removed=pb.KvBlocksRemoved(block_hashes=[1], **own))))
     assert len(events.blocks) == 1
+
+
+def test_salts_that_never_come_again_are_not_kept(events: KvEvents) -> None:
+    """Behaviour 49: one that is made anew for each client's request is as good as endless."""
+    for number in range(2000):
+        events.take(batch(2 * number, stored(1, cache_salt=str(number))))
+        events.take(batch(2 * number + 1, pb.KvCacheEvent(removed=pb.KvBlocksRemoved(block_hashes=[1]))))
+        events.blocks.drain()
+    assert not len(events.blocks)
+    assert all(len(value) < 10 for value in vars(events).values() if isinstance(value, dict | set))
