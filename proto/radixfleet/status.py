@@ -42,8 +42,15 @@ _BY_CODE: dict[grpc.StatusCode, type[RadixfleetError]] = {
 }
 """For statuses without our ErrorInfo: made by gRPC itself, or by another engine."""
 
-_BROKEN = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN})
-"""What gRPC makes of a connection that breaks in the middle of a stream."""
+_BROKEN = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+"""What gRPC makes of connections that are refused, break, or are reset, and of servers that stop."""
 _RETRY_AFTER_S = 1.0
 _LONGEST_RETRY_S = 86400.0
 """A Duration has an end, and what one worker asks for is passed on to others."""
@@ -79,22 +86,29 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: Radixfl
 
 def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
     """The error that a failed call stands for: the very one that the other side raised, where it was one of ours."""
-    message = call_error.details() or call_error.code().name
+    code, message = call_error.code(), call_error.details() or call_error.code().name
     status = _rich_status(call_error)
-    if status is not None:
-        error = _from_details(status, message)
-        if error is not None:
-            return error
-    if call_error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
+    error = _by_grpc(code, message) if status is None else _from_details(status, message)
+    if error is not None:
+        return error
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in message:
         return errors.InvalidRequest(f"the message is larger than the other side takes ({message})")
-    if status is None and message == "Stream removed (Deadline Exceeded)":
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return errors.InternalError(f"the server does not implement this call ({message})")
+    return _BY_CODE.get(code, errors.InternalError)(message)
+
+
+def _by_grpc(code: grpc.StatusCode, message: str) -> RadixfleetError | None:
+    """Of a status without details: what happened, where it is one that gRPC makes by itself."""
+    if message == "Stream removed (Deadline Exceeded)":
         # What gRPC makes of a deadline that passes in the moment in which the connection ends.
         return errors.DeadlineExceeded(message)
-    if call_error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return errors.InternalError(f"the server does not implement this call ({message})")
-    if call_error.code() is grpc.StatusCode.UNAVAILABLE and status is None:
+    if code is grpc.StatusCode.UNAVAILABLE:
         return errors.Unreachable(_in_plain_words(message))
-    return _BY_CODE.get(call_error.code(), errors.InternalError)(message)
+    if code is grpc.StatusCode.CANCELLED:
+        # By the server: one that stops drops calls that it has not begun. What is cancelled here is a CancelledError.
+        return errors.Unreachable(f"the server dropped the call, as one does that stops ({message})")
+    return None
 
 
 def _in_plain_words(message: str) -> str:
@@ -130,7 +144,7 @@ def error_from_status(status: status_pb2.Status) -> RadixfleetError:
 
 
 def broke(call_error: grpc.aio.AioRpcError) -> bool:
-    """Of a stream that has begun: its connection broke, rather than that the other side ended it."""
+    """The connection broke, or there was none, rather than that the other side ended the call."""
     return not was_told(call_error) and call_error.code() in _BROKEN
 
 

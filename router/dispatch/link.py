@@ -16,7 +16,7 @@ import grpc.aio
 
 from radixfleet.cancellation import is_cancelled
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
-from radixfleet.status import error_from_rpc, was_told
+from radixfleet.status import broke, error_from_rpc
 from radixfleet.tracing import headers
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.dispatch.request import PreparedRequest
@@ -127,20 +127,9 @@ def failure_of(error: grpc.aio.AioRpcError, worker: str) -> LinkFailure:
     detail = f"{error.code().name}: {error.details()}"
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return deadline_passed(detail)
-    if error.code() in _BROKEN and not was_told(error):
+    if broke(error):
         return broken(worker, detail)
     return LinkFailure("answer", error_from_rpc(error), detail)
-
-
-_BROKEN = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-    }
-)
-"""What gRPC makes of connections that are refused, break, or are reset, and of servers that stop."""
 
 
 def broken(worker: str, detail: str) -> LinkFailure:

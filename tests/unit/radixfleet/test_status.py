@@ -120,6 +120,13 @@ def test_a_deadline_that_passes_as_the_connection_ends_is_a_deadline(code: grpc.
     assert isinstance(error_from_rpc(bare(code, "Stream removed")), errors.InternalError)
 
 
+def test_a_call_that_nobody_here_cancelled_was_dropped_by_a_server_that_stops():
+    """So it may be tried again, by a client that waits for the next one."""
+    dropped = bare(grpc.StatusCode.CANCELLED, "")
+    assert isinstance(error_from_rpc(dropped), errors.Unreachable)
+    assert "broke after 7 tokens" in str(stream_error(dropped, "r:1", 7))
+
+
 def test_what_the_other_side_said_of_a_stream_is_left_as_it_is():
     ours = errors.Unavailable("worker w was lost after 3 tokens")
     trailers = (("grpc-status-details-bin", status_from_error(ours).SerializeToString()),)
@@ -140,7 +147,6 @@ def test_what_the_other_side_said_of_a_stream_is_left_as_it_is():
         (grpc.StatusCode.RESOURCE_EXHAUSTED, errors.Overloaded),
         (grpc.StatusCode.UNAVAILABLE, errors.Unreachable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, errors.DeadlineExceeded),
-        (grpc.StatusCode.CANCELLED, errors.Cancelled),
         (grpc.StatusCode.INTERNAL, errors.InternalError),
         (grpc.StatusCode.UNKNOWN, errors.InternalError),
         (grpc.StatusCode.DATA_LOSS, errors.InternalError),
