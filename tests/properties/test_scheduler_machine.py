@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from radixfleet.types import FinishReason
 from tests.support.memory_faults import shortage
@@ -75,7 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, _VOCAB - 1), max_size=8),
         max_new_tokens=st.integers(1, 24),
         min_new_tokens=st.integers(0, 3),
-        stop=st.sampled_from([(), (0,), (1, 4)]),
+        stop=st.sampled_from([(), (0,), (0, 1), (1, 4)]),
         namespace=st.sampled_from([("m", ""), ("m", "salt")]),
         temperature=st.sampled_from([0.0, 1.0]),
         priority=st.integers(0, 2),
@@ -143,11 +143,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             index = data.draw(st.integers(0, plan.num_sequences - 1))
             self.worker.runner.faults.nan_sequences[plan.step] = {index}
-
-    @invariant()
-    def in_flight_is_counted(self) -> None:
-        if self.worker is not None:
-            assert self.worker.scheduler.num_in_flight == len(self.worker.launched)
 
     def teardown(self) -> None:
         if self.worker is None:

@@ -31,8 +31,8 @@ class Runner(Protocol):
         """Load the weights, measure, allocate the pools, and say what there is. Called once, first; may take minutes.
 
         The KV pool has `capacity.kv_tokens / capacity.page_size` pages and, before them, the padding sink (page 0). A
-        step has at most `worker.scheduling.limits.Limits.max_step_tokens` tokens. Raises an error with advice for the
-        operator when the model cannot be served.
+        step has at most `capacity.max_running_requests` sequences, and `capacity.chunked_prefill_size` tokens more
+        than that. Raises an error with advice for the operator when the model cannot be served.
         """
         ...
 

@@ -65,18 +65,12 @@ class Limits:
         """Tokens that the KV pool holds."""
         return (self.num_pages - 1) * self.page_size
 
-    @property
-    def max_step_tokens(self) -> int:
-        """The most tokens that one step computes; at most chunked_prefill_size + max_running_requests."""
-        return max(self.chunked_prefill_size, self.max_running_requests + self._least_prefill)
-
-    @property
-    def _least_prefill(self) -> int:
-        return -(-self.chunked_prefill_size // 4)
-
     def prefill_budget(self, num_decodes: int) -> int:
-        """Prompt tokens that a step may compute beside `num_decodes` decodes, which never starve prompts altogether."""
-        return max(self.chunked_prefill_size - num_decodes, self._least_prefill)
+        """Prompt tokens that a step may compute beside `num_decodes` decodes, which never starve prompts altogether.
+
+        So no step has more than chunked_prefill_size + max_running_requests tokens.
+        """
+        return max(self.chunked_prefill_size - num_decodes, -(-self.chunked_prefill_size // 4))
 
     def refusal(self, prompt_tokens: int, max_new_tokens: int) -> str | None:
         """Why a request can never be served here, for its client; None when it can."""

@@ -170,11 +170,6 @@ class Request:
         return self.state is State.PREFILL or self.state is State.DECODE
 
     @property
-    def wants_a_step(self) -> bool:
-        """There is something to plan for it."""
-        return self.state is State.PREFILL or self.is_growing
-
-    @property
     def resumes_decoding(self) -> bool:
         """A decode of it was taken back, and can be tried again: one token, which is known."""
         is_ready = self.restarts > 0 and not self.stale_steps and self.state is State.PREFILL
@@ -192,11 +187,6 @@ class Request:
         """Whether the runner must know the tokens that there are so far."""
         edits = self.submit.edits
         return self.next_prompt_logprob > 0 or (edits is not None and edits.needs_history)
-
-    @property
-    def is_filled(self) -> bool:
-        """The KV of all of `fill_ids` is there."""
-        return self.settled >= len(self.fill_ids)
 
     def history(self, length: int | None = None) -> Int32Array:
         """The prompt and the settled outputs, int32; of both together only the first `length`, if given."""

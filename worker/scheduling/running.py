@@ -19,17 +19,16 @@ class Running:
         self._row_of: dict[int, int] = {}
         self._by_row = np.full(max_rows, None, dtype=object)
         self._rows: RowIndex | None = None
-        self._stops: Counter[tuple[int, ...]] = Counter()
-        """Requests that have just these stop tokens: as a rule all, the model's."""
+        self.stop_tokens: set[int] = set()
+        """Those of any of them."""
+        self._num_stopping: Counter[int] = Counter()
+        """Of each stop token, requests that have it."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests.values())
-
-    def __contains__(self, request: Request) -> bool:
-        return request.uid in self._requests
 
     @property
     def uids(self) -> KeysView[int]:
@@ -43,11 +42,6 @@ class Running:
             self._rows = np.fromiter(self._row_of.values(), np.int64, len(self._row_of))
         return self._rows
 
-    @property
-    def stop_tokens(self) -> set[int]:
-        """Those of any of them."""
-        return {token_id for stops in self._stops for token_id in stops}
-
     def at(self, rows: RowIndex) -> list[Request]:
         """Those that have `rows`."""
         requests: list[Request] = self._by_row[rows].tolist()
@@ -57,16 +51,18 @@ class Running:
         """It was admitted: the newest."""
         self._requests[request.uid] = request
         self._row_of[request.uid] = request.held.row
-        self._stops[request.submit.stop_token_ids] += 1
+        self._num_stopping.update(request.submit.stop_token_ids)
+        self.stop_tokens.update(request.submit.stop_token_ids)
         self._by_row[request.held.row] = request
         self._rows = None
 
     def remove(self, request: Request) -> None:
         """It is planned no more."""
         del self._requests[request.uid], self._row_of[request.uid]
-        stops = request.submit.stop_token_ids
-        self._stops[stops] -= 1
-        if not self._stops[stops]:
-            del self._stops[stops]
+        for token_id in request.submit.stop_token_ids:
+            self._num_stopping[token_id] -= 1
+            if not self._num_stopping[token_id]:
+                del self._num_stopping[token_id]
+                self.stop_tokens.remove(token_id)
         self._by_row[request.held.row] = None
         self._rows = None

@@ -192,11 +192,6 @@ class Scheduler:
         return self._recovery.size.prompt_tokens.now, self._recovery.size.sequences.now
 
     @property
-    def num_in_flight(self) -> int:
-        """Steps launched and not settled."""
-        return len(self._launched)
-
-    @property
     def has_work(self) -> bool:
         """Some request has not ended, or some launched step is not settled."""
         return bool(self._lifecycle.requests or self._launched)

@@ -65,9 +65,10 @@ class Settling:
         for request, token_id in zip(requests, token_ids, strict=True):
             request.outputs.append(token_id)
         self._lifecycle.outbox.outputs.extend(map(Output, self._rows.uid[rows].tolist(), token_ids))
-        if not self._lifecycle.running.stop_tokens.isdisjoint(token_ids):
+        stop_tokens = self._lifecycle.running.stop_tokens.intersection(token_ids)
+        if stop_tokens:
             for request, token_id in zip(requests, token_ids, strict=True):
-                if self._stops_at(request, token_id):
+                if token_id in stop_tokens and self._stops_at(request, token_id):
                     self._lifecycle.finish(request, FinishReason.STOP, token_id)
         for index in ending:
             if requests[index].state is not State.FINISHED:

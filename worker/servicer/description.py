@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
@@ -63,6 +64,7 @@ class Description:
         )
 
 
+@cache
 def package_version() -> str:
-    """Version of the installed radixfleet package."""
+    """Version of the installed radixfleet package. Finding it reads files, so it is found once."""
     return version("radixfleet")

@@ -36,9 +36,6 @@ class PrefixMirror:
         self._added: set[int] = set()
         """Disjoint from `_blocks`."""
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     @property
     def blocks(self) -> Set[int]:
         """What was cached as of `sequence`. One object, which follows."""

@@ -147,11 +147,6 @@ class StateFeed:
         report = self._engine.last_report
         return list(report.advice.values()) if report is not None else []
 
-    @property
-    def num_watchers(self) -> int:
-        """Open state streams."""
-        return len(self._watchers)
-
     def drain(self) -> None:
         """The worker takes no new requests from now on."""
         self._draining = True

@@ -140,7 +140,8 @@ def test_in_flight_counts_end_at_zero(overlapped: Engine) -> None:
         if uid % 3 == 0:
             overlapped.front.inbox.append(Abort(uid - 1))
         overlapped.idle()
-        assert 0 <= overlapped.scheduler.num_in_flight == len(overlapped.executor.launched) <= 2
+        assert len(overlapped.executor.launched) <= 2
+        overlapped.scheduler.check()
         overlapped.executor.end_step()
     overlapped.run_out()
     report = overlapped.report()

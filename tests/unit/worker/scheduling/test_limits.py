@@ -49,7 +49,7 @@ def test_no_step_exceeds_its_bound(chunk: int, max_running: int) -> None:
         max_context_tokens=1,
     )
     largest = max(decodes + limits.prefill_budget(decodes) for decodes in range(max_running + 1))
-    assert largest == limits.max_step_tokens <= chunk + max_running
+    assert chunk <= largest <= chunk + max_running
 
 
 @pytest.mark.parametrize(
