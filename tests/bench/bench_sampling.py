@@ -25,6 +25,7 @@ CASES: dict[str, tuple[float, int, float, float]] = {
     "temperature": (0.8, 0, 1.0, 0.0),
     "temperature, top_k 40": (0.8, 40, 1.0, 0.0),
     "temperature, top_p 0.95": (0.8, 0, 0.95, 0.0),
+    "temperature 8, top_p 0.95": (8.0, 0, 0.95, 0.0),
     "temperature, min_p 0.05": (0.8, 0, 1.0, 0.05),
     "temperature, top_k 40, top_p 0.95": (0.8, 40, 0.95, 0.0),
 }

@@ -28,6 +28,8 @@ _TILE = 1 << 16
 """Scores looked at together."""
 _NUM_CANDIDATES = 1024
 """Sorting this many is several times cheaper than sorting a vocabulary, and nearly always enough."""
+_MAGNITUDE, _BUCKET_BITS = 0x7FFFFFFF, 16
+"""Of a score's bits, those without the sign, and how many scores of one bucket differ in."""
 _A_BIT = math.log(2) * 2.0**-23
 """What the bits of a positive float32 number, taken as an integer, grow by: its logarithm grows by that, or less."""
 _HIGHEST = (127 + 31) * math.log(2)
@@ -81,18 +83,31 @@ def thresholds(drawing: Drawing) -> Floats:
 
 def _nucleus(scores: Floats, share: float) -> float:
     """The least score of the smallest set of the likeliest that have this share of the probability of all."""
-    mass = share * np.exp(scores).sum(dtype=np.float64)
-    ordered, reached = scores, 0
-    for width in (_NUM_CANDIDATES, len(scores)):
-        ordered = np.sort(_largest(scores, width))[::-1]
-        reached = int(np.searchsorted(np.exp(ordered).cumsum(dtype=np.float64), mass))
-        if reached < len(ordered):
-            break
+    weights = np.exp(scores)
+    mass = share * weights.sum(dtype=np.float64)
+    if len(scores) <= _NUM_CANDIDATES:
+        return _last_within(scores, mass)
+    candidates = np.partition(scores, -_NUM_CANDIDATES)[-_NUM_CANDIDATES:]
+    if np.exp(candidates).sum(dtype=np.float64) >= mass:
+        return _last_within(candidates, mass)
+    return _last_within(*_bucket_at(mass, scores, weights))
+
+
+def _bucket_at(mass: float, scores: Floats, weights: Floats) -> tuple[Floats, float]:
+    """The few scores at which the likeliest, added up, come to have a mass, and what of it is left to them.
+
+    Buckets are told apart by the upper half of a score's bits, which are ordered as scores are.
+    """
+    buckets = ((scores.view(np.int32) & _MAGNITUDE) >> _BUCKET_BITS).astype(np.intp)  # which bincount need not convert
+    masses = np.bincount(buckets, weights).cumsum()
+    bucket = min(int(np.searchsorted(masses, mass)), len(masses) - 1)
+    return scores[buckets == bucket], mass - (masses[bucket - 1] if bucket else 0.0)
+
+
+def _last_within(scores: Floats, mass: float) -> float:
+    ordered = np.sort(scores)[::-1]
+    reached = int(np.searchsorted(np.exp(ordered).cumsum(dtype=np.float64), mass))
     return float(ordered[min(reached, len(ordered) - 1)])
-
-
-def _largest(scores: Floats, count: int) -> Floats:
-    return scores if count >= len(scores) else np.partition(scores, -count)[-count:]
 
 
 def winners_by_bounds(drawing: Drawing, least: Floats) -> Tokens:
