@@ -35,7 +35,8 @@ REMEMBERED_BATCHES = 512
 HEARTBEAT_S = 1.0
 LINGER_S = 60.0
 """How long the engine goes on telling tokens when the last subscriber has left."""
-_MAX_UNREAD = 64
+MAX_UNREAD = 64
+"""Batches that a subscriber may be behind by, beside those that it began with."""
 
 
 class OutOfRange(Exception):
@@ -47,6 +48,7 @@ class Subscription(AsyncIterator[Any]):
 
     def __init__(self) -> None:
         self._unread: deque[Any] = deque()
+        self._most_unread = MAX_UNREAD
         self._arrived = asyncio.Event()
         self._ended = False
         self._samples = 0
@@ -57,8 +59,15 @@ class Subscription(AsyncIterator[Any]):
 
     @property
     def is_behind(self) -> bool:
-        """Too many batches wait: `restart` it."""
-        return len(self._unread) >= _MAX_UNREAD
+        """Too many batches wait: it is to `begin` anew."""
+        return len(self._unread) >= self._most_unread
+
+    def begin(self, batches: Iterable[Any], load: Any, now_s: float) -> None:
+        """A snapshot, or what it missed, in place of what is unread. However much that is, it is not behind by it."""
+        self._unread.clear()
+        for batch in batches:
+            self.put(batch, load, now_s)
+        self._most_unread = len(self._unread) + MAX_UNREAD
 
     def put(self, batch: Any, load: Any, now_s: float) -> None:
         """Add a batch, with the load. A load record that nobody has read yet gives way to a newer one."""
@@ -72,10 +81,6 @@ class Subscription(AsyncIterator[Any]):
         self._unread.append(own)
         self.sequence, self.told_s = own.sequence_number, now_s
         self._arrived.set()
-
-    def restart(self) -> None:
-        """Forget what is unread: a snapshot follows."""
-        self._unread.clear()
 
     def end(self) -> None:
         """No more batches come."""
@@ -163,9 +168,8 @@ class KvEventFeed:
         if not self._book.is_complete or not oldest <= start <= self._sequence + 1:
             raise OutOfRange(f"batch {start} is not remembered; begin at 0, which gives a snapshot")
         subscription.sequence = start - 1
-        for batch in self._remembered:
-            if batch.sequence_number >= start:
-                subscription.put(batch, self._load(), time.monotonic())
+        missed = (batch for batch in self._remembered if batch.sequence_number >= start)
+        subscription.begin(missed, self._load(), time.monotonic())
 
     def _on_notice(self, notice: Notice) -> None:
         if isinstance(notice, StateChange):
@@ -198,7 +202,6 @@ class KvEventFeed:
         load, now_s = self._load(), time.monotonic()
         for subscription in self._subscriptions - self._waiting:
             if subscription.is_behind:
-                subscription.restart()
                 self._waiting.add(subscription)
             else:
                 subscription.put(batch, load, now_s)
@@ -208,8 +211,7 @@ class KvEventFeed:
             return
         chunks, load, now_s = self._snapshot(), self._load(), time.monotonic()
         for subscription in self._waiting:
-            for chunk in chunks:
-                subscription.put(chunk, load, now_s)
+            subscription.begin(chunks, load, now_s)
         self._waiting.clear()
 
     def _snapshot(self) -> list[Any]:

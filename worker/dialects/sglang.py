@@ -30,7 +30,6 @@ from worker.servicer.inference import InferenceServicer
 from worker.servicer.requests import RunningRequests
 from worker.servicer.state import StateFeed
 
-SERVICE = "sglang.grpc.scheduler.SglangScheduler"
 TOKENIZER_CHUNK_BYTES = 64 * 1024
 _CHEAP_BYTES = 64 * 1024
 

@@ -21,7 +21,8 @@ from tests.support.waiting import until
 from tests.support.worker_fixture import sim_runner, sim_worker
 from worker.app import Worker
 from worker.core.messages import BlockRun, FollowBlocks, Report
-from worker.dialects.kv_events import KvEventFeed, OutOfRange
+from worker.dialects import kv_events
+from worker.dialects.kv_events import MAX_UNREAD, KvEventFeed, OutOfRange
 
 SEED = int(seed_hash(namespace("sim-model")))
 
@@ -214,6 +215,37 @@ async def test_a_slow_follower_gets_a_snapshot_instead_of_what_it_missed(played:
                         cached.clear()
                     cached.update(block.block_hash for block in event.stored.blocks)
             assert num_batches < 101
+
+
+async def test_a_large_snapshot_is_not_begun_anew_while_it_is_read(
+    played: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who reads more slowly than the cache changes would never have all of it."""
+    monkeypatch.setattr(kv_events, "SNAPSHOT_BLOCKS", 1)
+    played.engine.become_ready()
+    async with KvEventFeed(played.engine) as feed:
+        with feed.subscribe(0) as subscription:
+            played.cache(*range(2 * MAX_UNREAD), everything=True)
+            for index in range(2 * MAX_UNREAD):
+                batch = await anext(subscription)
+                assert (batch.snapshot.index, batch.snapshot.count) == (index, 2 * MAX_UNREAD)
+                played.cache(1000 + index)
+            assert not (await anext(subscription)).HasField("snapshot")
+
+
+async def test_who_goes_on_reads_all_that_is_remembered(played: FakeWorker) -> None:
+    played.engine.become_ready()
+    async with KvEventFeed(played.engine) as feed:
+        with feed.subscribe(0) as steady:
+            played.cache(0, everything=True)
+            start = (await anext(steady)).sequence_number + 1
+            for first in range(1, 2 * MAX_UNREAD):
+                played.cache(first)
+            with feed.subscribe(start) as resumed:
+                played.cache(1000)
+                read = [await anext(resumed) for _ in range(2 * MAX_UNREAD)]
+    assert [batch.sequence_number for batch in read] == list(range(start, start + 2 * MAX_UNREAD))
+    assert not any(batch.HasField("snapshot") for batch in read)
 
 
 async def test_the_engine_tells_tokens_only_while_somebody_follows(played: FakeWorker) -> None:
