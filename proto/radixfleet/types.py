@@ -98,6 +98,11 @@ class SamplingParams:
     """Completions of the same prompt."""
     grammar: Grammar | None = None
 
+    @property
+    def is_greedy(self) -> bool:
+        """The likeliest token is taken, whatever the seed."""
+        return self.temperature == 0.0 or self.top_k == 1
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:

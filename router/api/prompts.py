@@ -248,8 +248,9 @@ def _remembered_sampling(message: bytes, vocab_size: int | None) -> SamplingPara
 
 def _check_resume(request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> None:
     if request.resume:
-        if sampling.temperature > 0.0 and sampling.seed is None:
-            raise InvalidRequest("resume needs sampling.temperature 0, or sampling.seed", field="resume")
+        if not sampling.is_greedy and sampling.seed is None:
+            message = "resume needs sampling.temperature 0, sampling.top_k 1, or sampling.seed"
+            raise InvalidRequest(message, field="resume")
         check_continuable(sampling, "resume")
     if request.HasField("generated"):
         check_continuable(sampling, "generated")

@@ -48,7 +48,11 @@ async def wired_fleet(num_workers: int) -> AsyncIterator[WiredFleet]:
         assert all(not state.books.own_requests for state in router.registry.workers)
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.0}, {"temperature": 2.0, "top_k": 1}, {"temperature": 1.0, "seed": 5}],
+    ids=["greedy", "the likeliest", "seeded"],
+)
 async def test_an_answer_goes_on_twice_without_a_token_lost_or_repeated(options: dict[str, float]) -> None:
     """Behaviour 53, where the client asked for more: both times the worker is lost in the middle of the answer."""
     # Many, so that a machine that stalls does not let a worker end its answer before it is cut.

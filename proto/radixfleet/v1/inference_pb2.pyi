@@ -446,7 +446,7 @@ class GenerateRequest(_message.Message):
     resume: _builtins.bool
     """When the worker is lost in the middle of the answer, the router goes on with it on another one, from the tokens that
     were sent; the client sees one stream, with no token lost or repeated. Only where the tokens do not depend on who
-    computes them: temperature 0, or a seed. Usage has the times of the last worker. The budget for
+    computes them: temperature 0, top_k 1, or a seed. Usage has the times of the last worker. The budget for
     retries does not bound it; it ends where --max-retries + 1 workers in a row are lost within 16 tokens of going on.
     """
     @_builtins.property
