@@ -101,8 +101,10 @@ def run() -> None:
     """The whole command. Never returns."""
     if parent := os.environ.pop(PARENT_VARIABLE, None):
         die_with_parent(int(parent))
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a bar, or a letter, gets a question mark
+    if sys.stdin is None:  # closed, as some leave it who start programs
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  until the process ends
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what no terminal shows, and what is no text, is a question mark
             stream.reconfigure(errors="replace")
     sys.exit(_run())
 
@@ -118,10 +120,6 @@ def _run() -> int:
     except (RadixfleetError, ChildFailed, ModelError) as error:
         click.echo(f"radixfleet: {error}{_hint(error)}", err=True)
         return _exit_code(error)
-    except BrokenPipeError:
-        # The reader of our output is gone (`radixfleet ... | head`): nothing to say, and nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except OSError as error:  # a folder that cannot be made, a disk that is full
         click.echo(f"radixfleet: {reason_of(error)}", err=True)
         return USAGE if isinstance(error, UnusableFile) else FAILED

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
-from radixfleet.address import is_loopback
+from radixfleet.address import is_host_port, is_loopback
 from radixfleet.endpoint import Endpoint
 from radixfleet.tls import ClientTls
 from radixfleet.watched_file import read_file
@@ -53,9 +53,8 @@ def endpoint_option(command: Command) -> Command:
 
 
 def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise click.BadParameter(f"must be host:port, with a port from 1 to 65535; got {value!r}")
+    if not is_host_port(value):
+        raise click.BadParameter(f"must be host:port (IPv6: [host]:port), with a port from 1 to 65535; got {value!r}")
     return value
 
 

@@ -1,12 +1,13 @@
-"""Tables for people: workers, memory pools, finished requests, the candidates of a choice."""
+"""Tables for people, for a console of `deploy.consoles`: workers, memory pools, finished requests, candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
 from radixfleet.answers import Completion, Explanation, WorkerEntry
 from radixfleet.settings import format_bytes
@@ -102,6 +103,12 @@ def candidates_table(explanation: Explanation) -> Table:
             candidate.ineligible_reason or ("approximate" if candidate.approximate else ""),
         )
     return table
+
+
+def print_facts(console: Console, facts: Mapping[str, str]) -> None:
+    """What was run, a line a fact."""
+    for name, value in facts.items():
+        console.print(Text.assemble((f"{name:12s} ", "bold"), value), soft_wrap=True)
 
 
 def print_whole(console: Console, table: Table) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.progress import Tell
 from loadtest.callers import Caller, GrpcCaller
 from loadtest.catalog import CATALOG, Size
 from loadtest.driver import unfit
@@ -117,7 +118,7 @@ async def grpc_caller(endpoint: Endpoint, demand: Demand) -> AsyncIterator[Calle
         yield GrpcCaller(client, model=demand.model, timeout_s=demand.timeout_s)
 
 
-def simulated_fleet(policy: str, num_workers: int, kv_tokens: int, tell: Callable[[str], None]) -> LocalFleet:
+def simulated_fleet(policy: str, num_workers: int, kv_tokens: int, tell: Tell) -> LocalFleet:
     """A router with `policy` and workers that pretend to be GPUs with `kv_tokens` each: real processes, real time."""
     spec = FleetSpec(
         num_workers=num_workers,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from deploy.bench.fleet import Demand, Target
+from deploy.consoles import new_console
 from deploy.lab.tables import ratios_table, results_tables
+from deploy.tables import print_facts, print_whole
 from loadtest.catalog import CATALOG
 from loadtest.driver import Driven
 from loadtest.report import html_report
@@ -89,18 +90,17 @@ def warnings(runs: Sequence[Run]) -> list[str]:
 
 def show(demand: Demand, runs: Sequence[Run], summaries: Sequence[Summary]) -> None:
     """As tables, on stdout."""
-    console = Console(highlight=False)
-    for name, value in facts(demand, runs[0]).items():
-        console.print(f"[bold]{name:12s}[/bold] {value}", soft_wrap=True)
+    console = new_console()
+    print_facts(console, facts(demand, runs[0]))
     for table in (*results_tables(summaries), *ratios_table(summaries)):
         console.print()
-        console.print(table)
+        print_whole(console, table)
     for run in runs:
         if run.router is not None:
             cpu_us, megabytes = 1e6 * run.router.cpu_s, run.router.memory_bytes / 1e6
             console.print(f"{run.target.policy}: the router took {cpu_us:,.0f} us of CPU a request, {megabytes:.0f} MB")
     for line in warnings(runs):
-        console.print(f"[yellow]{line}[/yellow]", soft_wrap=True)
+        console.print(line, style="yellow", soft_wrap=True)
 
 
 def write_report(path: Path, demand: Demand, runs: Sequence[Run], summaries: Sequence[Summary]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from statistics import mean, median
@@ -21,6 +20,7 @@ import psutil
 
 from deploy.bench.medians import Interval, median_interval
 from deploy.bench.workload import Workload, submit_of
+from deploy.progress import Tell
 from worker.core.messages import Report
 from worker.engine.config import EngineConfig
 from worker.engine.handle import Notice
@@ -91,9 +91,7 @@ class Comparison:
         return plain
 
 
-async def compare(
-    name: str, config: EngineConfig, workload: Workload, rounds: int, tell: Callable[[str], None]
-) -> Comparison:
+async def compare(name: str, config: EngineConfig, workload: Workload, rounds: int, tell: Tell) -> Comparison:
     """Run `rounds` pairs of rounds; who begins changes with each. Raises EngineLoadError when an engine cannot load."""
     async with AsyncExitStack() as stack:
         engines = {}

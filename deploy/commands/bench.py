@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
 
-from deploy.bench.chunks import sweep
-from deploy.bench.overlap import Comparison, compare
+from deploy.bench.chunks import NothingBetween, sweep
+from deploy.bench.overlap import compare
 from deploy.bench.tables import chunks_table, comparison_table
 from deploy.bench.workload import Workload
 from deploy.commands.bench_fleet import fleet
+from deploy.consoles import new_console
+from deploy.interruptible import run_interruptible
 from deploy.machine import num_cores
 from deploy.options import Several, json_option
+from deploy.tables import print_whole
 from worker.engine.config import EngineConfig
+from worker.engine.handle import EngineLoadError
 from worker.model.sources import resolve_model
 from worker.runner.sim import CostModel, SimRunnerConfig
 from worker.runner.torch_config import TorchRunnerConfig
@@ -35,6 +37,8 @@ SIM_RUNNER = SimRunnerConfig(
 """A decode step of a full batch takes about 12 ms: a GPU's, of a model with little KV a token."""
 TORCH_WORKLOAD = Workload(num_requests=24, num_prefixes=4, prefix_tokens=128, unique_tokens=64, new_tokens=(16, 48))
 _TORCH_MEMORY_BYTES = 2 << 30
+
+Result = TypeVar("Result")
 
 
 @click.group()
@@ -116,29 +120,33 @@ def engine(  # noqa: PLR0913  an option each
         return
     comparisons = []
     if torch_config is not None:
-        comparisons.append(_compare(f"torch, {model}", torch_config, TORCH_WORKLOAD, rounds))
+        comparisons.append(_run(compare(f"torch, {model}", torch_config, TORCH_WORKLOAD, rounds, _tell)))
     if runner != "torch":
         sim_config = EngineConfig(runner=SIM_RUNNER, log_level="warning")
-        comparisons.append(_compare("simulated GPU", sim_config, SIM_WORKLOAD, rounds))
+        comparisons.append(_run(compare("simulated GPU", sim_config, SIM_WORKLOAD, rounds, _tell)))
     if as_json:
         click.echo(json.dumps([each.as_object() for each in comparisons], indent=2))
         return
-    console = Console(highlight=False)
+    console = new_console()
     for comparison in comparisons:
-        console.print(comparison_table(comparison))
+        print_whole(console, comparison_table(comparison))
 
 
-def _compare(name: str, config: EngineConfig, workload: Workload, rounds: int) -> Comparison:
-    return asyncio.run(compare(name, config, workload, rounds, _tell))
+def _run(work: Coroutine[Any, Any, Result]) -> Result:
+    """Raises ClickException where an engine cannot load, and where prompts are too short to tell anything."""
+    try:
+        return run_interruptible(work)
+    except (EngineLoadError, NothingBetween) as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _chunks(config: EngineConfig, sizes: Sequence[int], prompt_tokens: int, *, as_json: bool) -> None:
     configs = [(size, _with_chunks(config, size)) for size in sizes]
-    figures = asyncio.run(sweep(configs, prompt_tokens, num_prompts=3, tell=_tell))
+    figures = _run(sweep(configs, prompt_tokens, num_prompts=3, tell=_tell))
     if as_json:
         click.echo(json.dumps([each.as_object() for each in figures], indent=2))
     else:
-        Console(highlight=False).print(chunks_table(figures, prompt_tokens))
+        print_whole(new_console(), chunks_table(figures, prompt_tokens))
 
 
 def _torch_config(model: str, device: str, threads: int) -> EngineConfig:

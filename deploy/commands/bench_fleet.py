@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -12,14 +11,15 @@ from typing import Any, TypeVar, cast
 
 import click
 import psutil
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
 from deploy.bench.fleet import RATE_OF_A_WORKER, Demand, UnfitWorkload, grpc_caller, simulated_fleet, survey
 from deploy.bench.fleet_results import RouterCost, Run, as_object, show, warnings, write_report
 from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
+from deploy.consoles import new_console
 from deploy.endpoints import endpoint_option
+from deploy.interruptible import run_interruptible
 from deploy.lab.experiment import ExperimentError, policy_names
 from deploy.numbers import Number
 from deploy.options import id_tokens_option, json_option, objective_options, report_option
@@ -40,7 +40,6 @@ _KV_TOKENS = 65_536
 _VOCAB_SIZE = 30_000
 """Smaller than that of any model people serve."""
 
-Result = TypeVar("Result")
 Part = TypeVar("Part")
 
 
@@ -150,9 +149,9 @@ def fleet(
     that are warm from the one before. The key of RADIXFLEET_API_KEY is shown to all of them.
     """
     demand, asked = _part(Demand, given), _part(_Asked, given)
-    _refuse_idle_options(asked)
+    _refuse_idle_options(asked, demand)
     try:
-        runs = [_interruptible(work) for work in _works(asked, endpoint, demand)]
+        runs = [run_interruptible(work) for work in _works(asked, endpoint, demand)]
     except (UnfitWorkload, TraceError) as error:
         raise click.UsageError(str(error)) from error
     except CallFailed as error:
@@ -160,12 +159,12 @@ def fleet(
     except OSError as error:
         raise click.UsageError(f"cannot read the trace: {error}") from error
     summaries = [summarize(run.driven.result, Objective(slo_ttft, slo_itl)) for run in runs]
-    if report is not None:
-        write_report(report, demand, runs, summaries)
     if as_json:
         click.echo(json.dumps(as_object(demand, runs, summaries)))
     else:
         show(demand, runs, summaries)
+    if report is not None:  # last: figures are not lost with a page that cannot be written
+        write_report(report, demand, runs, summaries)
     require_answers(summaries, [line for line in warnings(runs) if as_json])
 
 
@@ -186,7 +185,7 @@ def _works(asked: _Asked, endpoint: Endpoint, demand: Demand) -> Iterator[Corout
         yield _measured(endpoint, demand)
 
 
-def _refuse_idle_options(asked: _Asked) -> None:
+def _refuse_idle_options(asked: _Asked, demand: Demand) -> None:
     """What is given and would not be heeded is a mistake."""
     simulated, over_http = asked.simulate is not None, bool(asked.http_urls)
     context = click.get_current_context()
@@ -202,6 +201,13 @@ def _refuse_idle_options(asked: _Asked) -> None:
         idle += [("workers", "it needs --http"), ("vocab_size", "it needs --http"), ("as_text", "it needs --http")]
     if not simulated and not over_http:
         idle += [("kv_tokens", "it needs --simulate or --http")]
+    if demand.workload in CATALOG:
+        generated = f"it is for traces, and {demand.workload} is generated"
+        idle += [("speed", generated), ("id_tokens", generated)]
+        if not CATALOG[demand.workload].has_rate:
+            idle += [("rate", f"{demand.workload} comes all at once")]
+    elif demand.rate is not None:
+        idle += [("speed", "--rate says how fast a trace comes")]
     for name, why in idle:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{options[name]} does nothing here: {why}")
@@ -219,12 +225,6 @@ def _policies(text: str) -> list[str]:
         return policy_names(text)
     except ExperimentError as error:
         raise click.BadParameter(str(error)) from error
-
-
-def _interruptible(work: Coroutine[Any, Any, Result]) -> Result:
-    """Ctrl-C cancels what runs: requests end on the fleet, and processes of ours with it."""
-    with asyncio.Runner() as runner:
-        return runner.run(work)
 
 
 async def _measured(endpoint: Endpoint, demand: Demand) -> Run:
@@ -257,7 +257,7 @@ async def _driven(caller: Caller, name: str, workers: Sequence[str], arrivals: S
 
 
 async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Demand) -> Run:
-    with Told(Console(stderr=True)) as tell:
+    with Told(new_console(stderr=True)) as tell:
         async with simulated_fleet(policy, num_workers, kv_tokens, lambda text: tell(f"{policy}: {text}")) as fleet:
             tell.pause()
             router = psutil.Process(fleet.children[0].pid)
@@ -270,9 +270,9 @@ async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Dema
 @contextmanager
 def _progress(name: str, total: int) -> Iterator[Callable[[Progress], None]]:
     """A bar on stderr; only a terminal sees it move, others get a line each tenth of the way."""
-    console = Console(stderr=True)
+    console = new_console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[running]} running, {task.fields[failed]} failed"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import signal
@@ -14,16 +13,19 @@ from typing import Any
 import click
 from rich.console import Console
 
-from deploy.bench.peers.catalog import PEERS, Peer, Task
+from deploy.bench.peers.catalog import PEERS, Task
 from deploy.bench.peers.clients import WrongAnswer
 from deploy.bench.peers.comparison import OURS, figures
-from deploy.bench.peers.environments import Tell, peers_directory
+from deploy.bench.peers.environments import peers_directory
 from deploy.bench.peers.installation import install, install_command, missing
 from deploy.bench.peers.questions import QUESTIONS, longest
 from deploy.bench.peers.run import Outcome, compare_with_peers
 from deploy.bench.peers.tables import contestants_table, workload_table
+from deploy.consoles import new_console
+from deploy.interruptible import run_interruptible
 from deploy.machine import num_cores
-from deploy.progress import Progress
+from deploy.progress import Progress, Tell
+from deploy.tables import print_whole
 from worker.model.sources import resolve_model
 from worker.runner.devices import choose_dtype, open_device
 
@@ -35,7 +37,7 @@ _IDLE_SHARE = 0.05
 def run(names: str, model: str, threads: int, rounds: int, *, install_missing: bool, as_json: bool) -> None:
     """Compare, and print. Raises UsageError for a name that is none, or when no peer is installed."""
     chosen, cache = peer_names(names), peers_directory()
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     with Progress(console) as progress:
         failures = _install(missing(chosen, cache), cache, progress) if install_missing else {}
         absent = [name for name in missing(chosen, cache) if name not in failures]
@@ -57,14 +59,14 @@ def run(names: str, model: str, threads: int, rounds: int, *, install_missing: b
         progress(f"logs: {run_dir}\n")
         peers = {name: PEERS[name] for name in present}
         try:
-            outcome = asyncio.run(_interruptible(peers, task, rounds, run_dir, progress))
+            outcome = run_interruptible(compare_with_peers(peers, task, QUESTIONS, rounds, run_dir, progress))
         except WrongAnswer as error:
             raise click.ClickException(f"{OURS} failed: {error}; its log is in {run_dir}") from error
     failures |= {each.name: each.failure for each in outcome.contestants if each.failure}
     if as_json:
         click.echo(json.dumps(_as_object(outcome, task, failures, absent), indent=2))
     else:
-        _print(Console(highlight=False), outcome, task, failures)
+        _print(new_console(), outcome, task, failures)
 
 
 def _install(names: Sequence[str], cache: Path, tell: Tell) -> dict[str, str]:
@@ -85,31 +87,20 @@ def peer_names(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-async def _interruptible(peers: Mapping[str, Peer], task: Task, rounds: int, run_dir: Path, tell: Tell) -> Outcome:
-    """SIGTERM stops all in order, as Ctrl-C does."""
-    current = asyncio.current_task()
-    assert current is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, current.cancel)
-    try:
-        return await compare_with_peers(peers, task, QUESTIONS, rounds, run_dir, tell)
-    except asyncio.CancelledError:
-        raise click.exceptions.Abort from None
-
-
 def _print(console: Console, outcome: Outcome, task: Task, failures: Mapping[str, str]) -> None:
     console.print(
         f"{task.model.name}, {task.threads} threads each, on {num_cores()} cores, client on the same machine\n"
     )
     running = [each for each in outcome.contestants if each.name not in failures]
-    console.print(contestants_table(running))
+    print_whole(console, contestants_table(running))
     for questions in QUESTIONS:
         console.print()
-        console.print(workload_table(questions, figures(running, questions)))
+        print_whole(console, workload_table(questions, figures(running, questions)))
     for name, why in failures.items():
-        console.print(f"\n[red]{name} failed:[/red]", end=" ")
-        console.print(why, markup=False, soft_wrap=True)
+        console.print(f"\n{name} failed:", style="red", end=" ")
+        console.print(why, soft_wrap=True)
     if outcome.idle_share > _IDLE_SHARE:
-        console.print(f"[yellow]{OURS} took {outcome.idle_share:.0%} of a core with nothing to do[/yellow]")
+        console.print(f"{OURS} took {outcome.idle_share:.0%} of a core with nothing to do", style="yellow")
 
 
 def _as_object(outcome: Outcome, task: Task, failures: Mapping[str, str], absent: Sequence[str]) -> dict[str, Any]:

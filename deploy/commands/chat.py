@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from deploy.consoles import new_console
 from deploy.endpoints import endpoint_option
 from deploy.prompts import given, sampling_options, write_text
 from deploy.tables import tokens_per_second
@@ -37,7 +38,7 @@ def chat(endpoint: Endpoint, system: str | None, **options: Any) -> None:
     radixfleet chat
     radixfleet chat --system "You are a pirate." --temperature 0.7
     """
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     with asyncio.Runner() as runner:
         client = runner.run(_open(endpoint))
         try:

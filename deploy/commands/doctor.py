@@ -7,15 +7,17 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from deploy.devices import find_device
+from deploy.consoles import new_console
+from deploy.doctor.devices import find_device
+from deploy.doctor.plan_report import as_object, print_report
+from deploy.doctor.planning import Wanted, find_shape, fits
 from deploy.numbers import Number
 from deploy.options import json_option
-from deploy.plan_report import as_object, print_report
-from deploy.planning import Wanted, find_shape, fits
 from deploy.progress import Progress
+from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.settings import parse_bytes
 from worker.model.footprint import FORMATS
 from worker.model.sources import resolve_model
@@ -23,6 +25,12 @@ from worker.model.sources import resolve_model
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _DTYPES = [*FORMATS, *_SHORT]
 _AS = "With --plan, as for a worker."
+
+
+def _divides_a_block(_context: click.Context, _parameter: click.Parameter, page_size: int) -> int:
+    if BLOCK_TOKENS % page_size:
+        raise click.BadParameter(f"must divide {BLOCK_TOKENS}, the tokens of a block; got {page_size}")
+    return page_size
 
 
 @click.command()
@@ -34,7 +42,7 @@ _AS = "With --plan, as for a worker."
 @click.option("--plan", is_flag=True, help="Plan a model's memory on a device, having neither.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="bfloat16", show_default=True, help="With --plan.")
 @click.option("--mem-fraction-static", type=Number(0, 1, min_open=True, max_open=True), default=0.9, help=_AS)
-@click.option("--page-size", type=click.IntRange(1, 64), default=16, help=_AS)
+@click.option("--page-size", type=click.IntRange(1, 64), default=16, callback=_divides_a_block, help=_AS)
 @click.option("--context-length", type=click.IntRange(2), help=_AS)
 @click.option("--chunked-prefill-size", type=click.IntRange(1), help=_AS)
 @click.option("--max-running-requests", type=click.IntRange(1, 4096), help=_AS)
@@ -75,7 +83,7 @@ def _plan(model: str | None, device: str, dtype: str, *, as_json: bool, **settin
     if as_json:
         click.echo(json.dumps(as_object(wanted), indent=2))
     else:
-        print_report(Console(highlight=False, soft_wrap=True), wanted)
+        print_report(new_console(soft_wrap=True), wanted)
     if fits(wanted) is None:
         raise click.exceptions.Exit(1)
 
@@ -93,12 +101,16 @@ def _inspect(model: str | None, device: str, device_memory: str | None, *, as_js
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--device-memory") from None
     path = resolve_model(model, lambda text: click.echo(text, err=True)) if model is not None else None
-    with Progress(Console(stderr=True)) as tell:
+    with Progress(new_console(stderr=True)) as tell:
         tell("looking at this machine")
         # Here, because torch takes seconds to import and a plan needs none.
-        from deploy.inspection import as_objects, inspect
+        from deploy.doctor.inspection import as_objects, inspect
+        from worker.runner.devices import DeviceError
 
-        findings = inspect(path, device, memory)
+        try:
+            findings = inspect(path, device, memory)
+        except DeviceError as error:
+            raise click.BadParameter(str(error), param_hint="--device") from None
     if as_json:
         click.echo(json.dumps({"findings": as_objects(findings)}, indent=2))
     else:
@@ -108,5 +120,5 @@ def _inspect(model: str | None, device: str, device_memory: str | None, *, as_js
         for finding in findings:
             table.add_row(finding.topic, finding.fact)
             if finding.advice:
-                table.add_row("", f"[yellow]-> {finding.advice}[/yellow]")
-        Console(highlight=False).print(table)
+                table.add_row("", Text(f"-> {finding.advice}", "yellow"))
+        new_console().print(table)

@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
+from deploy.consoles import new_console
 from deploy.endpoints import endpoint_option
 from deploy.options import json_option
 from deploy.prompts import given, prompt_options, read_prompt
@@ -52,7 +52,7 @@ def explain(
         click.echo(json.dumps(dataclasses.asdict(explanation)))
     else:
         chosen = f"{explanation.worker_id} ({explanation.reason})" if explanation.worker_id else "nowhere"
-        console = Console(highlight=False)
+        console = new_console()
         console.print(
             f"{explanation.prompt_tokens} tokens, {explanation.prompt_blocks} routing blocks, "
             f"policy {explanation.policy}: would go to {chosen}"

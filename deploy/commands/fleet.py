@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 import click
 from rich.console import Console
 
+from deploy.consoles import new_console
 from deploy.fleet.spec import EXAMPLE, check_for_ray, read_spec
 from deploy.fleet.tables import members_table, models_table, notes, some
 from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.progress import Progress
+from deploy.tables import print_whole
 
 _FAILED = 1
 _POLL_S = 0.5
@@ -80,7 +82,7 @@ def apply(file: Path, address: str, timeout_s: float, *, wait: bool) -> int:
     check_for_ray(read_spec(file), str(file))
     from deploy.fleet.cluster import Cluster, connected
 
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     with Progress(console) as progress:
         progress("joining the Ray cluster")
         with connected(address):
@@ -206,18 +208,18 @@ def down(address: str, timeout_s: float, *, now: bool) -> int:
     """End the fleet: workers are drained, then routers; then the supervisor goes. The Ray cluster stays up."""
     from deploy.fleet.cluster import Cluster, NoFleet, connected
 
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     with Progress(console) as progress:
         progress("joining the Ray cluster")
         with connected(address):
             cluster = Cluster()
             try:
                 cluster.order("down", drain=not now)
-            except NoFleet:
+                if not _await(cluster, progress, timeout_s, lambda status: not status["members"]):
+                    return _late(console, cluster.status(), timeout_s)
+            except NoFleet:  # or no longer: another took it down
                 console.print("no fleet runs on this cluster")
                 return 0
-            if not _await(cluster, progress, timeout_s, lambda status: not status["members"]):
-                return _late(console, cluster.status(), timeout_s)
             cluster.stop_supervisor()
     console.print("the fleet is down")
     return 0
@@ -227,7 +229,7 @@ def _order(address: str, wait: bool, timeout_s: float, method: str, *arguments: 
     """Give an order and wait until the fleet is what is wanted again."""
     from deploy.fleet.cluster import Cluster, connected
 
-    console = Console(stderr=True, highlight=False)
+    console = new_console(stderr=True)
     with Progress(console) as progress:
         progress("joining the Ray cluster")
         with connected(address):
@@ -241,7 +243,7 @@ def _order(address: str, wait: bool, timeout_s: float, method: str, *arguments: 
         progress.pause()
         if not done:
             return _late(console, status, timeout_s)
-        console.print(f"done    {_summary(status)}", markup=False)
+        console.print(f"done    {_summary(status)}")
         return 0
 
 
@@ -289,15 +291,14 @@ def _summary(status: dict[str, Any]) -> str:
 def _late(console: Console, status: dict[str, Any], timeout_s: float) -> int:
     console.print(f"not done after {timeout_s:.0f} s; the supervisor goes on: radixfleet fleet status", style="yellow")
     for note in notes(status):
-        console.print(note, markup=False, soft_wrap=True)
+        console.print(note, soft_wrap=True)
     return _FAILED
 
 
 def _print(status: dict[str, Any]) -> None:
-
-    console = Console(highlight=False)
-    console.print(models_table(status))
+    console = new_console()
+    print_whole(console, models_table(status))
     console.print()
-    console.print(members_table(status))
+    print_whole(console, members_table(status))
     for note in notes(status):
-        console.print(f"\n{note}", style="yellow", markup=False, soft_wrap=True)
+        console.print(f"\n{note}", style="yellow", soft_wrap=True)

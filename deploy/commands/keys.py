@@ -107,9 +107,13 @@ def _replace(path: Path, name: str, line: str) -> None:
     file = path.resolve()
     kept = [each for each in file.read_text(encoding="utf-8").splitlines() if name_of(each) != name]
     descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as target:
-        target.write("\n".join([*kept, line]) + "\n")
-    status = file.stat()
-    os.chmod(new, stat.S_IMODE(status.st_mode))
-    os.chown(new, status.st_uid, status.st_gid)
-    os.replace(new, file)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as target:
+            target.write("\n".join([*kept, line]) + "\n")
+        status = file.stat()
+        os.chmod(new, stat.S_IMODE(status.st_mode))
+        os.chown(new, status.st_uid, status.st_gid)
+        os.replace(new, file)
+    except OSError:
+        os.unlink(new)
+        raise

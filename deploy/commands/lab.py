@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from deploy.consoles import new_console
 from deploy.lab.comparison import Run, compare
 from deploy.lab.experiment import DEFAULT_LOAD, DEFAULT_REQUESTS, Experiment, ExperimentError
 from deploy.lab.presets import PRESETS
@@ -23,6 +23,7 @@ from deploy.lab.tables import results_tables, seeds_table
 from deploy.numbers import Number
 from deploy.options import Several, id_tokens_option, json_option, objective_options, report_option
 from deploy.outcomes import require_answers
+from deploy.tables import print_facts, print_whole
 from loadtest.catalog import CATALOG
 from loadtest.report import html_report
 from loadtest.statistics import Objective, Summary
@@ -123,13 +124,13 @@ def lab(*, as_json: bool, report: Path | None, slo_ttft: float, slo_itl: float, 
         summaries.append([run.summary for run in again])
         errors |= _errors(again)
     facts = experiment.facts(arrivals)
-    if report is not None:
-        _write_report(report, facts, runs)
     if as_json:
         click.echo(json.dumps(_as_object(experiment, arrivals, facts, summaries)))
     else:
         _print(facts, summaries)
         _print_errors(errors)
+    if report is not None:  # last: figures are not lost with a page that cannot be written
+        _write_report(report, facts, runs)
     require_answers(
         [summary for of_seed in summaries for summary in of_seed], [error for _, error in errors if as_json]
     )
@@ -159,11 +160,11 @@ def _run(experiment: Experiment, objective: Objective) -> tuple[list[Arrival], l
 def _progress() -> Progress:
     """On stderr; only a terminal sees it move."""
     return Progress(
-        TextColumn("{task.description:16s}"),
+        TextColumn("{task.description:16s}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=new_console(stderr=True),
         transient=True,
     )
 
@@ -174,20 +175,19 @@ def _errors(runs: Sequence[Run]) -> set[tuple[str, str]]:
 
 
 def _print(facts: dict[str, str], by_seed: Sequence[Sequence[Summary]]) -> None:
-    console = Console(highlight=False)
-    for name, value in facts.items():
-        console.print(f"[bold]{name:12s}[/bold] {value}", soft_wrap=True)
+    console = new_console()
+    print_facts(console, facts)
     tables = [*results_tables(by_seed[0])]
     if len(by_seed) > 1:
         tables.append(seeds_table(standings(by_seed), len(by_seed)))
     for table in tables:
         console.print()
-        console.print(table)
+        print_whole(console, table)
 
 
 def _print_errors(errors: Collection[tuple[str, str]]) -> None:
     """Of each policy the first, which tell enough."""
-    console = Console(highlight=False)
+    console = new_console()
     for policy, of_policy in groupby(sorted(errors), key=itemgetter(0)):
         for _, error in islice(of_policy, _MOST_ERRORS):
             console.print(f"{policy}: {error}", soft_wrap=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
 
 from deploy.monitoring.bundle import DEFAULT_ROUTER, write_bundle
-
-_ADDRESS = re.compile(r"(\[[^\s\[\]]+\]|[^\s:/\[\]]+):\d{1,5}")
+from radixfleet.address import is_host_port
 
 
 def _check_routers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     for value in values:
-        if not _ADDRESS.fullmatch(value):
+        if not is_host_port(value):
             raise click.BadParameter(f"must be host:port of a router's metrics, got {value!r}")
     return values
 

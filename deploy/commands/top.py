@@ -10,6 +10,7 @@ import sys
 import click
 from rich.console import Console
 
+from deploy.consoles import new_console
 from deploy.endpoints import endpoint_option
 from deploy.numbers import Number
 from deploy.options import json_option
@@ -92,8 +93,8 @@ async def _watch(endpoint: Endpoint, view: View, interval_s: float, *, as_json: 
 
 
 def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+    console = new_console()
+    return console if console.is_terminal else new_console(width=_PIPE_WIDTH)
 
 
 def _json(seen: Overview) -> str:

@@ -12,8 +12,8 @@ from typing import Never
 
 import click
 from click.core import ParameterSource
-from rich.console import Console
 
+from deploy.consoles import new_console
 from deploy.endpoints import endpoint_option
 from deploy.fleet_changes import SETTLED_S, changes, heard
 from deploy.numbers import Number
@@ -61,7 +61,7 @@ def workers(context: click.Context, endpoint: Endpoint, *, watch: bool, as_json:
     if as_json:
         click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in entries]}))
         return
-    console = Console(highlight=False)
+    console = new_console()
     if not entries:
         console.print(_no_workers(endpoint))
         return
@@ -70,7 +70,7 @@ def workers(context: click.Context, endpoint: Endpoint, *, watch: bool, as_json:
     print_whole(console, pools_table(entries))
     for entry in entries:
         for advice in entry.info.advice:
-            console.print(f"\n[yellow]{entry.worker_id}: {advice}[/yellow]", soft_wrap=True)
+            console.print(f"\n{entry.worker_id}: {advice}", style="yellow", soft_wrap=True)
 
 
 @workers.command()
@@ -158,7 +158,7 @@ async def _watch(endpoint: Endpoint, *, as_json: bool) -> Never:
                 if report.workers != known:  # reports of the fleet alone come too
                     click.echo(json.dumps({"workers": [dataclasses.asdict(entry) for entry in report.workers]}))
             elif known is None:
-                console = Console(highlight=False)
+                console = new_console()
                 print_whole(console, workers_table(report.workers))
                 console.print(_no_workers(endpoint) if not report.workers else "")
             else:

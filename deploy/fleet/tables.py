@@ -1,10 +1,9 @@
-"""The fleet's status as tables for people."""
+"""The fleet's status as tables for people, for a console of `deploy.consoles`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 _PENDING_S = 10.0
@@ -19,7 +18,7 @@ def models_table(status: dict[str, Any]) -> Table:
         low, high = model["min"], model["max"]
         bounds = str(low) if low == high else f"{low}-{high}"
         numbers = (model["serving"], model["wanted"], bounds, model["running_requests"], model["queued_requests"])
-        table.add_row(escape(name), *map(str, numbers))
+        table.add_row(name, *map(str, numbers))
     return table
 
 
@@ -32,7 +31,7 @@ def members_table(status: dict[str, Any]) -> Table:
             " (restarting)" if member["restarting"] else " (leaving)" if member["leaving"] else ""
         )
         table.add_row(
-            escape(member["name"]),
+            member["name"],
             state if member["current"] or member["leaving"] else f"{state} (to be replaced)",
             _duration(member["phase_s"]),
             member["address"],

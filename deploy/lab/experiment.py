@@ -85,11 +85,15 @@ class Experiment:
         return arrivals
 
     def _arrivals(self) -> list[Arrival]:
+        given = [f"--{name}" for name in ("rate", "load", "speed") if getattr(self, name) is not None]
         if self.workload in CATALOG:
             if self.speed is not None:
                 raise ExperimentError(f"--speed is for traces; {self.workload} is generated: give --load or --rate")
+            if given and not CATALOG[self.workload].has_rate:
+                raise ExperimentError(f"{self.workload} comes all at once: give no {given[0]}")
+            if len(given) > 1:
+                raise ExperimentError(f"a workload comes by one of --rate and --load, not by {_listed(given)}")
             return self._generated()
-        given = [f"--{name}" for name in ("rate", "load", "speed") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ExperimentError(f"a trace is replayed by one of --rate, --load and --speed, not by {_listed(given)}")
         path = Path(self.workload)

@@ -79,11 +79,6 @@ class Preset:
         context = min(self.ready.max_context_tokens, kv_tokens)
         return replace(self, ready=structs.replace(self.ready, capacity=capacity, max_context_tokens=context))
 
-    def slowed(self, factor: float) -> Preset:
-        """The same with steps that take `factor` times as long."""
-        cost = CostModel(**{name: seconds * factor for name, seconds in structs.asdict(self.cost).items()})
-        return replace(self, name=f"{self.name}/{factor:g}", cost=cost)
-
 
 # Llama-3.1-8B: 32 layers, 32 heads, 8 of them for K and V, of size 128; bfloat16. (Its config.json.)
 LLAMA_8B = Model(

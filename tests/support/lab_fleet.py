@@ -14,6 +14,7 @@ from loadtest.results import RunResult
 from loadtest.statistics import Objective, Summary, summarize
 from loadtest.workloads import Arrival, SharedPrefix, Workload
 from router.policies import make_policy
+from worker.runner.sim import CostModel
 
 H100 = PRESETS["h100-8b"]
 
@@ -25,6 +26,12 @@ def fleet(workers: int = 4, *, kv_tokens: int | None = None, places: int | None 
         capacity = replace(preset.ready.capacity, max_running_requests=places)
         preset = replace(preset, ready=structs.replace(preset.ready, capacity=capacity))
     return [preset] * workers
+
+
+def slowed(preset: Preset, factor: float) -> Preset:
+    """The same with steps that take `factor` times as long."""
+    cost = CostModel(**{name: seconds * factor for name, seconds in structs.asdict(preset.cost).items()})
+    return replace(preset, name=f"{preset.name}/{factor:g}", cost=cost)
 
 
 def arrivals_of(workload: Workload, seed: int = 0) -> list[Arrival]:

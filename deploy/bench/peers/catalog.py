@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 from deploy.bench.peers import llama_cpp, transformers_server
-from deploy.bench.peers.checkpoint import gguf_file, hugging_face_directory, quantized_gguf_file
-from deploy.bench.peers.environments import Tell, environment, has_steps, python_of, requirements
+from deploy.bench.peers.checkpoint import dtype_name, gguf_file, hugging_face_directory, quantized_gguf_file
+from deploy.bench.peers.environments import environment, has_steps, python_of, requirements
+from deploy.progress import Tell
 from worker.model.gguf_file import GgufFile
 
 SERVED_NAME = "model"
@@ -112,7 +113,7 @@ def _install_vllm(folder: Path, tell: Tell) -> None:
 def _launch_vllm(folder: Path, task: Task, port: int) -> Launch:
     model = hugging_face_directory(task.model, task.dtype, task.cache)
     cores = ",".join(str(core) for core in sorted(os.sched_getaffinity(0))[: task.threads])
-    options = ["--model", str(model), "--served-model-name", SERVED_NAME, "--dtype", _name(task.dtype)]
+    options = ["--model", str(model), "--served-model-name", SERVED_NAME, "--dtype", dtype_name(task.dtype)]
     options += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(task.context_tokens + 1)]
     options += ["--max-num-seqs", str(task.concurrency), "--disable-uvicorn-access-log"]
     variables = {
@@ -158,15 +159,11 @@ def _install_transformers(folder: Path, tell: Tell) -> None:
 
 def _launch_transformers(folder: Path, task: Task, port: int) -> Launch:
     model = hugging_face_directory(task.model, task.dtype, task.cache)
-    options = ["--model", str(model), "--port", str(port), "--dtype", _name(task.dtype)]
+    options = ["--model", str(model), "--port", str(port), "--dtype", dtype_name(task.dtype)]
     options += ["--threads", str(task.threads), "--requests", str(task.concurrency)]
     options += ["--tokens", str(task.context_tokens)]
     variables = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(task.threads), "PYTHONPATH": ""}
     return Launch([str(python_of(folder)), str(Path(transformers_server.__file__)), *options], variables)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 _LLAMA_CPP = f"llama.cpp of llama-cpp-python {llama_cpp.VERSION}"

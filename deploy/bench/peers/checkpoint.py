@@ -35,7 +35,9 @@ def hugging_face_directory(model: Path, dtype: torch.dtype, cache: Path) -> Path
     """The model as a directory: itself, or what its GGUF file says. Raises ModelError."""
     if model.is_dir():
         return model
-    return _made_once(cache / f"{_stem(model)}-{_name(dtype)}", lambda target: _write_directory(model, dtype, target))
+    return _made_once(
+        cache / f"{_stem(model)}-{dtype_name(dtype)}", lambda target: _write_directory(model, dtype, target)
+    )
 
 
 def gguf_file(model: Path, dtype: torch.dtype, cache: Path, convert: Callable[[Path, Path, str], None]) -> Path:
@@ -70,7 +72,8 @@ def _stem(model: Path) -> str:
     return f"{model.stem}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """As options have it, ours and everybody's."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -105,7 +108,7 @@ def _write_directory(model: Path, dtype: torch.dtype, target: Path) -> None:
         tensors.pop("lm_head.weight", None)
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     ids = {"bos_token_id": spec.bos_token_id, "eos_token_id": list(spec.eos_token_ids)}
-    fields = {**_config(config), **ids, "torch_dtype": _name(dtype)}
+    fields = {**_config(config), **ids, "torch_dtype": dtype_name(dtype)}
     (target / "config.json").write_text(json.dumps(fields, indent=2))
 
 

@@ -8,7 +8,7 @@ One that fails is out, and told with its reason; if ours fails, the run does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from deploy.bench.peers.clients import Asks, WrongAnswer
 from deploy.bench.peers.questions import Questions
 from deploy.bench.peers.servers import ServerFailed
 from deploy.bench.peers.turns import Turn, take
+from deploy.progress import Tell
 from radixfleet.types import TokenArray
 
 OURS = "radixfleet"
@@ -96,7 +97,7 @@ async def alternate(
     workloads: Sequence[Questions],
     words: TokenArray,
     rounds: int,
-    tell: Callable[[str], None],
+    tell: Tell,
 ) -> None:
     """Fill in the turns. All are frozen but ours when it begins, and when it ends. Raises WrongAnswer for ours."""
     turn = 0

@@ -12,14 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from deploy.progress import Tell
 from worker.model.demo_model import cache_directory
-
-Tell = Callable[[str], None]
-"""Told, in words, what happens. Called often."""
 
 _STEP_S = 3600.0
 _TELL_EVERY_S = 5.0

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.bench.peers.catalog import PEERS, Peer
-from deploy.bench.peers.environments import InstallFailed, Tell
+from deploy.bench.peers.environments import InstallFailed
+from deploy.progress import Tell
 
 
 def missing(names: Sequence[str], cache: Path, peers: Mapping[str, Peer] = PEERS) -> list[str]:

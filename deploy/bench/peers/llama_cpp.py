@@ -14,7 +14,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from deploy.bench.peers.environments import InstallFailed, Tell, environment, has_steps, logged, python_of
+from deploy.bench.peers.environments import InstallFailed, environment, has_steps, logged, python_of
+from deploy.progress import Tell
 
 VERSION = "0.3.36"
 """Of llama-cpp-python."""

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from radixfleet.types import TokenArray
+from worker.model.errors import UnsupportedModel
 
 _WORD = re.compile(r"[Ġ▁][a-z]{3,}")
 _LEAST_WORDS = 20
@@ -74,10 +75,10 @@ def longest(questions: Sequence[Questions]) -> int:
 def words_of(tokenizer: Tokenizer) -> TokenArray:
     """Tokens that are plain words: no engine holds back their text, as it must with a part of a character.
 
-    Raises ValueError where there are too few.
+    Raises UnsupportedModel where there are too few.
     """
     vocabulary: Mapping[str, int] = tokenizer.get_vocab()
     words = np.array(sorted(index for token, index in vocabulary.items() if _WORD.fullmatch(token)), np.uint32)
     if len(words) < _LEAST_WORDS:
-        raise ValueError("this model's vocabulary has too few words in Latin letters to make prompts of")
+        raise UnsupportedModel("this model's vocabulary has too few words in Latin letters to make prompts of")
     return words

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import aiohttp
 import psutil
-import torch
 from tokenizers import Tokenizer
 
 from deploy.bench.peers.catalog import SERVED_NAME, Peer, Task
+from deploy.bench.peers.checkpoint import dtype_name
 from deploy.bench.peers.clients import AsksGrpc, AsksHttp, session
 from deploy.bench.peers.comparison import OURS, Contestant, alternate, warm_up
-from deploy.bench.peers.environments import Tell
 from deploy.bench.peers.guard import descendants
 from deploy.bench.peers.questions import Questions, words_of
 from deploy.bench.peers.servers import Server, ServerFailed, free_port
 from deploy.options import to_arguments
 from deploy.processes import Child, ChildSpec
+from deploy.progress import Tell
 from radixfleet.client import Client
 from radixfleet.errors import RadixfleetError
 from radixfleet.retry import RetryPolicy
@@ -91,7 +91,7 @@ async def compare_with_peers(
         client = await stack.enter_async_context(Client(await child.address(), retry=RetryPolicy(retries=0)))
         await _serving(client, child)
         ours = Contestant(
-            OURS, f"radixfleet {version('radixfleet')}", _name(task.dtype), AsksGrpc(client), _Ours(child)
+            OURS, f"radixfleet {version('radixfleet')}", dtype_name(task.dtype), AsksGrpc(client), _Ours(child)
         )
         contestants = [ours]
         for name, peer in peers.items():
@@ -113,7 +113,7 @@ def _our_worker(task: Task) -> ChildSpec:
     options = {
         "model": str(task.model),
         "device": "cpu",
-        "dtype": _name(task.dtype),
+        "dtype": dtype_name(task.dtype),
         "threads": task.threads,
         "device_memory": _MEMORY_BYTES,
         "context_length": task.context_tokens,
@@ -157,7 +157,7 @@ async def _start(
     except (ModelError, OSError, subprocess.CalledProcessError) as error:
         return Contestant(name, peer.title, "", asks, Absent(), failure=str(error))
     server = await stack.enter_async_context(Server(launch.command, launch.variables, port, log))
-    contestant = Contestant(name, peer.title, launch.dtype or _name(task.dtype), asks, server, once=peer.once)
+    contestant = Contestant(name, peer.title, launch.dtype or dtype_name(task.dtype), asks, server, once=peer.once)
     try:
         await server.ready(http, lambda elapsed_s: tell(f"{name}: loading, {elapsed_s:.0f} s"))
     except ServerFailed as error:
@@ -176,7 +176,3 @@ async def _share_of_a_core(pid: int) -> float:
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
     return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from deploy.bench.chunks import NothingBetween
 from deploy.bench.chunks import measure as measure_chunks
 from deploy.bench.overlap import Round, compare, summarize
 from deploy.bench.tables import chunks_table, comparison_table
 from deploy.bench.workload import Workload
 from deploy.commands.bench import bench
+from radixfleet.errors import InvalidRequest
+from tests.support.tiny_model import tiny_model
 from worker.engine.config import EngineConfig
 from worker.runner.sim import CostModel, SimRunnerConfig
 
@@ -136,3 +140,23 @@ def test_chunk_sizes_are_checked_before_anything_is_loaded(sizes: str, why: str)
     outcome = CliRunner().invoke(bench, ["engine", "--chunk-sizes", sizes])
     assert outcome.exit_code == 2
     assert why in outcome.output
+
+
+async def test_an_answer_that_ends_before_the_prompts_come_tells_nothing_of_them() -> None:
+    short = msgspec.structs.replace(ENGINE.runner, max_context_tokens=40)
+    with pytest.raises(NothingBetween, match="a longer context"):
+        await measure_chunks(64, msgspec.structs.replace(ENGINE, runner=short), prompt_tokens=16, num_prompts=1)
+
+
+async def test_a_prompt_that_does_not_fit_ends_the_measurement() -> None:
+    with pytest.raises(InvalidRequest):
+        await measure_chunks(64, ENGINE, prompt_tokens=2000, num_prompts=1)
+
+
+@pytest.mark.parametrize("options", [(), ("--chunk-sizes", "64")])
+def test_an_engine_that_cannot_load_is_told_in_one_line(options: tuple[str, ...]) -> None:
+    arguments = ["engine", "--runner", "torch", "--model", str(tiny_model()), "--device", "cuda:97", *options]
+    outcome = CliRunner().invoke(bench, arguments)
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert outcome.stderr.splitlines()[-1].startswith("Error: ")
+    assert "cuda:97" in outcome.stderr.splitlines()[-1]

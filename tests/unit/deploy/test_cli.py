@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from deploy import command_line
+from deploy.doctor.inspection import Finding
 from radixfleet.answers import FleetReport
 from radixfleet.errors import InvalidRequest, Unauthenticated, Unavailable
 from radixfleet.heard import fleet_state, worker_entry
@@ -198,6 +199,7 @@ def test_the_prompt_can_come_from_a_file(radixfleet, tmp_path):
         (["--prompt", "a", "--endpoint", ""], "host:port"),
         (["--prompt", "a", "--endpoint", "localhost"], "host:port"),
         (["--prompt", "a", "--endpoint", "127.0.0.1:99999"], "65535"),
+        (["--prompt", "a", "--endpoint", "::1:7070"], "[host]:port"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_says_what_to_do(radixfleet, arguments, complaint):
@@ -266,6 +268,12 @@ def test_doctor_names_device_dtype_and_memory_and_has_json(radixfleet):
     assert {"CPU", "GPU", "memory", "threads", "kernels", "versions", "chunk"} <= topics.keys()
 
 
+def test_doctor_refuses_a_device_that_is_none(radixfleet):
+    code, out, err = radixfleet("doctor", "--device", "tpu", "--json")
+    assert (code, out) == (2, "")
+    assert "use auto, cpu, cuda or cuda:N" in err
+
+
 def test_doctor_refuses_a_size_that_is_none(radixfleet):
     code, _, err = radixfleet("doctor", "--device-memory", "lots")
     assert code == 2
@@ -299,6 +307,24 @@ def test_workers_shows_what_an_operator_should_change(radixfleet, monkeypatch):
     assert out.rstrip().endswith("w7: Run fewer at once.")
     code, out, _ = radixfleet("workers", "--json")
     assert [entry["info"]["advice"] for entry in json.loads(out)["workers"]] == [["Run fewer at once."], []]
+
+
+def test_brackets_are_printed_as_they_are(radixfleet, monkeypatch):
+    """Rich takes them for markup, and then they vanish, or are an error: of IPv6 addresses, names, extras of pip."""
+    advice = "pip install 'radixfleet[gpu]'"
+    worker = fleet_pb2.WorkerEntry(worker_id="[/w7]", address="[fd00::7]:7080", info={"advice": [advice]})
+
+    async def listed(_):
+        return [worker_entry(worker)]
+
+    monkeypatch.setattr("deploy.commands.workers._workers", listed)
+    code, out, _ = radixfleet("workers")
+    assert code == 0
+    assert out.splitlines()[1].split()[:2] == ["[/w7]", "[fd00::7]:7080"]
+    assert f"[/w7]: {advice}" in out
+    monkeypatch.setattr("deploy.doctor.inspection.inspect", lambda *_: [Finding("attention", "sdpa", advice)])
+    code, out, _ = radixfleet("doctor")
+    assert (code, out.split()) == (0, ["attention", "sdpa", "->", *advice.split()])
 
 
 def test_watched_workers_are_printed_again_only_when_something_of_them_is_different(radixfleet, monkeypatch):
@@ -371,6 +397,27 @@ def test_a_terminal_that_cannot_show_a_sign_gets_a_question_mark(tmp_path):
         [sys.executable, "-c", script], env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=True
     )
     assert done.stdout == b"?\n"
+
+
+def test_what_is_typed_and_is_no_text_is_read_all_the_same():
+    """`chat` reads lines, and a pasted one may hold anything."""
+    script = "from deploy import command_line as it; it._run = lambda: print(input()); it.run()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        input=b"a\xff\n",
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.decode() == "a\ufffd\n"
+
+
+def test_a_closed_standard_input_is_an_empty_one():
+    script = "import sys; from deploy import command_line as it; it._run = lambda: print([sys.stdin.read()]); it.run()"
+    done = subprocess.run(
+        ["bash", "-c", 'exec "$0" -c "$1" <&-', sys.executable, script], capture_output=True, check=True
+    )
+    assert done.stdout == b"['']\n"
 
 
 def test_a_command_that_is_nearly_one_is_answered_with_it(radixfleet):

@@ -76,6 +76,23 @@ def test_replacing_takes_the_old_keys_away_and_leaves_the_rest_as_it_was(tmp_pat
     assert sorted(each.name for each in tmp_path.iterdir()) == ["keys", "link"]
 
 
+def test_replacing_that_fails_leaves_the_file_as_it_was_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group may write the file, and only its owner may give it its owner back."""
+    path = tmp_path / "keys"
+    run("alice", "--file", str(path))
+    before = path.read_text()
+
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.chown", refused)
+    result = run("alice", "--file", str(path), "--replace")
+    assert (result.exit_code, "Operation not permitted" in result.stderr) == (1, True)
+    assert (path.read_text(), list(tmp_path.iterdir())) == (before, [path])
+
+
 def test_replacing_makes_a_file_where_there_is_none(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     run("alice", "--file", str(path), "--replace")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from click.testing import CliRunner
 
 from deploy.bench.fleet import Demand, Target
 from deploy.bench.fleet_results import Run, as_object, facts, show
+from deploy.commands.bench import bench
 from loadtest.driver import Driven
 from loadtest.statistics import Objective, summarize
 from loadtest.tokens import TokenSource
@@ -57,3 +62,29 @@ def test_the_tables_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     heads = next(line for line in out.splitlines() if line.startswith("a second")).split()
     assert "answered" in heads
     assert "requests" not in heads
+
+
+def test_figures_are_told_though_the_page_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def measured() -> Run:
+        return run(0.0, 1.0)
+
+    monkeypatch.setattr("deploy.commands.bench_fleet._works", lambda *_: iter([measured()]))
+    outcome = CliRunner().invoke(bench, ["fleet", "--json", "--report", str(tmp_path / ("x" * 300))])
+    assert (outcome.exit_code, "cannot write the report" in outcome.stderr) == (1, True)
+    assert json.loads(outcome.stdout)["runs"][0]["requests"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--speed", "2"], "--speed does nothing here: it is for traces, and shared-prefix is generated"),
+        (["--id-tokens", "64"], "--id-tokens does nothing here"),
+        (["--workload", "published", "--rate", "2"], "--rate does nothing here: published comes all at once"),
+        (["--workload", "t.jsonl", "--rate", "2", "--speed", "2"], "--speed does nothing here: --rate says how fast"),
+        (["--kv-tokens", "1000"], "--kv-tokens does nothing here: it needs --simulate or --http"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(arguments: list[str], why: str) -> None:
+    outcome = CliRunner().invoke(bench, ["fleet", *arguments])
+    assert outcome.exit_code == 2
+    assert why in " ".join(outcome.output.split())

@@ -18,6 +18,7 @@ from deploy.bench.peers.tables import contestants_table, workload_table
 from deploy.bench.peers.turns import Turn, take
 from radixfleet.types import TokenArray
 from tests.support.tiny_model import tiny_model
+from worker.model.errors import ModelError
 
 WORDS = np.arange(1000, 2000, dtype=np.uint32)
 FEW = Questions("few", 6, 3, 8, 4, 5)
@@ -93,7 +94,7 @@ class TestQuestions:
             assert re.fullmatch(r" [a-z]{3,}", tokenizer.decode([int(word)]))
 
     def test_a_vocabulary_without_words_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="too few words"):
+        with pytest.raises(ModelError, match="too few words"):
             words_of(Tokenizer(models.BPE()))
 
 

@@ -89,6 +89,8 @@ def test_where_nothing_is_answered_there_are_no_times(tmp_path: Path):
     ("arguments", "said"),
     [
         (["--workload", "zipf", "--speed", "2"], "--speed is for traces"),
+        (["--workload", "zipf", "--rate", "2", "--load", "0.5"], "not by --rate and --load"),
+        (["--workload", "published", "--load", "0.5"], "comes all at once: give no --load"),
         (["--workload", "TRACE", "--speed", "2", "--load", "0.5"], "not by --load and --speed"),
         (["--workload", "TRACE", "--rate", "2", "--load", "0.5", "--speed", "2"], "not by --rate, --load and --speed"),
     ],
@@ -136,8 +138,9 @@ def test_compares_what_routers_know_and_how_many_there_are(tmp_path: Path):
     assert all(sum(each["split"].values()) == pytest.approx(1.0) for each in found)
     assert all(each["split"]["gone"] > 0 for each in found)
     assert all(word in page.read_text() for word in ("lost to index", "to routing", "gone", "2 routers, receipts"))
-    printed = CliRunner().invoke(lab, arguments).stdout
+    printed = CliRunner(env={"COLUMNS": "60"}).invoke(lab, arguments).stdout
     assert all(word in printed for word in ("hit rate", "index", "routing", "gone", "new", "2 routers, receipts"))
+    assert "…" not in printed, "a narrow terminal breaks lines, and cuts no number"
 
 
 def test_each_of_several_values_is_checked():
@@ -188,3 +191,10 @@ def _with_a_failure(run: Run) -> Run:
     first, *others = run.result.outcomes
     result = replace(run.result, outcomes=[replace(first, error="the worker fell over"), *others])
     return Run(result, summarize(result, Objective()))
+
+
+def test_figures_are_told_though_the_page_cannot_be_written(tmp_path: Path):
+    arguments = ["--requests", "4", "--policy", "min_cost", "--json", "--report", str(tmp_path / ("x" * 300))]
+    result = CliRunner().invoke(lab, arguments)
+    assert (result.exit_code, "cannot write the report" in result.stderr) == (1, True)
+    assert json.loads(result.stdout)["policies"]

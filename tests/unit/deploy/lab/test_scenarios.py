@@ -8,7 +8,7 @@ import pytest
 
 from deploy.lab.simulation import Outage
 from loadtest.workloads import Arrival, SharedPrefix, SiblingBursts
-from tests.support.lab_fleet import H100, arrivals_of, figures, fleet, requests_by_worker, run, shared
+from tests.support.lab_fleet import H100, arrivals_of, figures, fleet, requests_by_worker, run, shared, slowed
 
 
 class TestHotPrefix:
@@ -160,7 +160,7 @@ class TestReuse:
 class TestMixedSpeeds:
     """Two workers as they are, two whose steps take three times as long."""
 
-    PRESETS = (H100, H100, H100.slowed(3.0), H100.slowed(3.0))
+    PRESETS = (H100, H100, slowed(H100, 3.0), slowed(H100, 3.0))
 
     @pytest.mark.parametrize("prefix", [0, 1024])
     def test_the_slow_ones_get_less(self, prefix: int) -> None:

@@ -62,7 +62,7 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "http://10.0.0.1:7071", "host:port"])
+@pytest.mark.parametrize("address", ["10.0.0.1", "http://10.0.0.1:7071", "host:port", "host:70710"])
 def test_a_router_that_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
     code, output = run(str(tmp_path / "mon"), "--router", address)
     assert code == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from deploy.planning import Wanted, alternatives, fits
+from deploy.doctor.planning import Wanted, alternatives, fits
 from worker.memory.plan import MemoryPlanError
 
 

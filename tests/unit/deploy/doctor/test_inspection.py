@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from deploy.inspection import _attention, _compiler
+from deploy.doctor.inspection import _attention, _compiler
 from worker.runner.attention import backends
 from worker.runner.attention.flash import find_flash
 from worker.runner.attention.trial import TrialFailed

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.devices import DEVICES, find_device
-from deploy.planning import Wanted, alternatives, find_shape, fits
+from deploy.doctor.devices import DEVICES, find_device
+from deploy.doctor.planning import Wanted, alternatives, find_shape, fits
 from tests.support.tiny_model import tiny_model
 from worker.model.footprint import FORMATS
 
@@ -196,3 +196,9 @@ def test_wrong_use_is_answered_with_what_to_write(radixfleet: Run, arguments: li
     code, _, err = radixfleet("doctor", *arguments)
     assert code == 2
     assert words in err
+
+
+def test_pages_that_no_worker_takes_are_in_no_plan(radixfleet: Run) -> None:
+    code, out, err = radixfleet("doctor", "--plan", "--model", "demo", "--device", "1GiB", "--page-size", "7")
+    assert (code, out) == (2, "")
+    assert "must divide 64" in err

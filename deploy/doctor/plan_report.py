@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from deploy.plan_warning import context_warning
-from deploy.planning import Wanted, alternatives, capacity, explanation, fits
+from deploy.doctor.plan_warning import context_warning
+from deploy.doctor.planning import Wanted, alternatives, capacity, explanation, fits
 from radixfleet.settings import format_bytes
 from worker.memory.plan import MemoryPlan, MemoryPlanError
 
@@ -53,28 +54,29 @@ def as_object(wanted: Wanted) -> dict[str, Any]:
 
 def print_report(console: Console, wanted: Wanted) -> None:
     """The three pools, how each number comes about, what bounds the KV pool; or why it does not fit, and what does."""
-    console.print(f"[bold]{wanted.model}[/bold] in {wanted.weights.name} on {wanted.device}   ({wanted.source})")
+    title = f" in {wanted.weights.name} on {wanted.device}   ({wanted.source})"
+    console.print(Text.assemble((wanted.model, "bold"), title))
     plan, advice = planned(wanted)
     if plan is not None:
         console.print(_pools(plan))
     else:
-        console.print(f"[bold red]does not fit:[/bold red] {advice}")
+        console.print(Text.assemble(("does not fit: ", "bold red"), advice))
     for line in explanation(wanted):
         console.print(f"  {line}")
     if plan is not None:
         for limit in plan.kv_limits:
-            binds = "[bold]  <- binds[/bold]" if limit.binds else ""
-            console.print(f"  KV pool at most {format_bytes(limit.num_bytes)}: {limit.reason}{binds}")
+            bound = f"  KV pool at most {format_bytes(limit.num_bytes)}: {limit.reason}"
+            console.print(Text.assemble(bound, ("  <- binds" if limit.binds else "", "bold")))
         console.print(f"  {capacity(wanted, plan)}")
     if fits(wanted) is None:
         _print_alternatives(console, wanted, is_tight=plan is not None)
     for number, text in enumerate(context_warning(wanted)):
-        console.print(f"  {text}" if number else f"[bold yellow]warning:[/bold yellow] {text}")
+        console.print(f"  {text}" if number else Text.assemble(("warning: ", "bold yellow"), text))
 
 
 def _print_alternatives(console: Console, wanted: Wanted, *, is_tight: bool) -> None:
     if is_tight:
-        console.print("[yellow]it starts, but its KV pool is too small to be of use[/yellow]")
+        console.print("it starts, but its KV pool is too small to be of use", style="yellow")
     lines = list(alternatives(wanted))
     console.print("what fits:" if lines else "nothing known here fits; choose a smaller model")
     for line in lines:

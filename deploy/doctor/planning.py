@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from deploy.devices import DEVICES, Device
+from deploy.doctor.devices import DEVICES, Device
 from radixfleet.settings import format_bytes
 from worker.core.graph_sizes import graph_sizes
 from worker.memory.plan import (

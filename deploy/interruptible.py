@@ -1,0 +1,27 @@
+"""Commands that put things in order before they end, whichever signal ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import click
+
+Result = TypeVar("Result")
+
+
+def run_interruptible(work: Coroutine[Any, Any, Result]) -> Result:
+    """What the work gives. SIGTERM cancels it as Ctrl-C does: it stops what it has started, then Abort is raised."""
+
+    async def run() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            raise click.Abort from None
+
+    return asyncio.run(run())

@@ -1,0 +1,36 @@
+"""Commands that are told to end, and what they started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import click
+import pytest
+
+from deploy.interruptible import run_interruptible
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_work_that_is_told_to_end_puts_its_things_in_order(number: signal.Signals) -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("in order")
+
+    with pytest.raises(click.Abort):
+        run_interruptible(work())
+    assert ended == ["in order"]
+
+
+def test_work_that_ends_by_itself_gives_what_it_has() -> None:
+    async def work() -> int:
+        return 7
+
+    assert run_interruptible(work()) == 7
