@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from radixfleet.clock import Clock
 from radixfleet.counts import counted
 from radixfleet.errors import DeadlineExceeded, RadixfleetError
-
-_BY_GRPC = "Deadline Exceeded"
-"""What gRPC says when it ends a call by itself: nothing that our message does not say."""
+from radixfleet.status import DEADLINE_PASSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Deadline:
             return error
         limit = f"the client's timeout of {self.timeout_s:g} s"
         if delivered_tokens is None:
-            detail = "" if str(error) == _BY_GRPC else f" ({error})"
+            detail = "" if str(error) == DEADLINE_PASSED else f" ({error})"
             text = f"no answer within {limit}{detail}: more time may help, or asking for less"
         else:
             text = (

@@ -21,6 +21,8 @@ from radixfleet.counts import counted
 from radixfleet.errors import RadixfleetError
 
 DOMAIN = "radixfleet"
+DEADLINE_PASSED = "Deadline Exceeded"
+"""What gRPC says when it ends a call by itself."""
 _DETAILS_KEY = "grpc-status-details-bin"
 _MAX_MESSAGE_BYTES = 800
 _MAX_METADATA_BYTES = 200
@@ -100,9 +102,9 @@ def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
 
 def _by_grpc(code: grpc.StatusCode, message: str) -> RadixfleetError | None:
     """Of a status without details: what happened, where it is one that gRPC makes by itself."""
-    if message == "Stream removed (Deadline Exceeded)":
-        # What gRPC makes of a deadline that passes in the moment in which the connection ends.
-        return errors.DeadlineExceeded(message)
+    if message == f"Stream removed ({DEADLINE_PASSED})":
+        # What gRPC makes of a deadline that passes before the stream has begun, or as the connection ends.
+        return errors.DeadlineExceeded(DEADLINE_PASSED)
     if code is grpc.StatusCode.UNAVAILABLE:
         return errors.Unreachable(_in_plain_words(message))
     if code is grpc.StatusCode.CANCELLED:

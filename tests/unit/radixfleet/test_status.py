@@ -9,6 +9,7 @@ from grpc_status import rpc_status
 
 from radixfleet import errors
 from radixfleet.channel import open_channel
+from radixfleet.deadline import Deadline
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError
 from radixfleet.status import error_from_rpc, error_from_status, status_from_error, stream_error
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
@@ -115,8 +116,9 @@ def test_an_answer_whose_connection_breaks_says_how_far_it_got():
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL])
 def test_a_deadline_that_passes_as_the_connection_ends_is_a_deadline(code: grpc.StatusCode):
-    failure = bare(code, "Stream removed (Deadline Exceeded)")
-    assert isinstance(error_from_rpc(failure), errors.DeadlineExceeded)
+    error = error_from_rpc(bare(code, "Stream removed (Deadline Exceeded)"))
+    assert isinstance(error, errors.DeadlineExceeded)
+    assert str(Deadline(5.0, 0.0).named(error)).startswith("no answer within the client's timeout of 5 s: ")
     assert isinstance(error_from_rpc(bare(code, "Stream removed")), errors.InternalError)
 
 
