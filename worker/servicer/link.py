@@ -177,8 +177,8 @@ class _Link:
 
     async def _read(self, frames: AsyncIterator[worker_pb2.RouterFrame]) -> None:
         try:
-            # A router that breaks off is an end like another.
-            with suppress(grpc.aio.UsageError, grpc.aio.InternalError):
+            # A router that breaks off is an end like another, and so is our own server's.
+            with suppress(grpc.aio.BaseError):
                 async for frame in frames:
                     self._take(frame)
         except Exception:  # noqa: BLE001  the edge: what runs on the link hears that it ended

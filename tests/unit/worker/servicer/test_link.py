@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from weakref import ref
 
+import grpc.aio
 import pytest
 from google.rpc import status_pb2
 from structlog.testing import capture_logs
@@ -317,6 +318,19 @@ async def test_a_frame_that_cannot_be_read_ends_its_link_and_is_logged() -> None
             await wire.serving
     assert wire.ended == ["1"]
     assert [line["log_level"] for line in logs] == ["error"]
+
+
+@pytest.mark.parametrize("end", [grpc.aio.UsageError, grpc.aio.InternalError, grpc.aio.BaseError])
+async def test_a_router_that_breaks_off_and_a_server_that_stops_are_no_faults(end: type[Exception]) -> None:
+    """gRPC has an error of its own for each."""
+    wire = Wire()
+    await wire.start(1)
+    with capture_logs() as logs:
+        wire.incoming.put_nowait(end())
+        async with asyncio.timeout(60):
+            await wire.serving
+    assert wire.ended == ["1"]
+    assert logs == []
 
 
 async def test_the_number_of_a_running_request_starts_no_other() -> None:
