@@ -88,15 +88,21 @@ class _Mortal:
         return ChildFailed("router ended with signal 9")
 
 
-async def test_who_watches_hears_that_what_died_serves_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives: list[_Mortal] = []
+@pytest.fixture
+def lives(monkeypatch: pytest.MonkeyPatch) -> list[_Mortal]:
+    """Every child that is started, one after the other, without a pause."""
+    started: list[_Mortal] = []
 
     async def start(child: ChildSpec, _: Path) -> Child:
-        lives.append(_Mortal(child))
-        return cast("Child", lives[-1])
+        started.append(_Mortal(child))
+        return cast("Child", started[-1])
 
     monkeypatch.setattr(Child, "start", start)
     monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
+    return started
+
+
+async def test_who_watches_hears_that_what_died_serves_again(lives: list[_Mortal]) -> None:
     told: list[str] = []
     fleet = LocalFleet(spec({}, {}), told.append)
     fleet.endpoint = "127.0.0.1:1"
@@ -111,18 +117,10 @@ async def test_who_watches_hears_that_what_died_serves_again(monkeypatch: pytest
     assert told == [end, "router: serves again\n  at 127.0.0.1:1"] * 2
 
 
-async def test_who_cannot_tell_whether_it_serves_goes_on_restarting_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives: list[_Mortal] = []
-
-    async def start(child: ChildSpec, _: Path) -> Child:
-        lives.append(_Mortal(child))
-        return cast("Child", lives[-1])
-
+async def test_who_cannot_tell_whether_it_serves_goes_on_restarting_it(lives: list[_Mortal]) -> None:
     def unreadable(_: str) -> Endpoint:
         raise UnusableFile("ca.pem: No such file or directory")
 
-    monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
     told: list[str] = []
     fleet = LocalFleet(replace(spec({}, {}), endpoint=unreadable), told.append)
     await fleet._launch(fleet._spec.router())
@@ -195,19 +193,16 @@ def test_what_a_stopping_fleet_waits_for() -> None:
 
 
 async def test_a_child_that_cannot_be_started_again_is_tried_on_and_leaves_the_others_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    lives: list[_Mortal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lives: list[_Mortal] = []
-    no_memory = [OSError(12, "Cannot allocate memory")] * 2
+    no_memory, makes = [OSError(12, "Cannot allocate memory")] * 2, Child.start
 
-    async def start(child: ChildSpec, _: Path) -> Child:
+    async def start(child: ChildSpec, folder: Path) -> Child:
         if len(lives) == 2 and no_memory:
             raise no_memory.pop()
-        lives.append(_Mortal(child))
-        return cast("Child", lives[-1])
+        return await makes(child, folder)
 
     monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
     told: list[str] = []
     fleet = LocalFleet(spec({}, {}), told.append)
     await fleet._launch(fleet._spec.router())
@@ -218,15 +213,7 @@ async def test_a_child_that_cannot_be_started_again_is_tried_on_and_leaves_the_o
     assert told[1:3] == ["worker-0: cannot be started: Cannot allocate memory\nworker-0: starting again in 0 s"] * 2
 
 
-async def test_a_router_that_dies_often_has_its_ports_on_its_command_line_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives: list[_Mortal] = []
-
-    async def start(child: ChildSpec, _: Path) -> Child:
-        lives.append(_Mortal(child))
-        return cast("Child", lives[-1])
-
-    monkeypatch.setattr(Child, "start", start)
-    monkeypatch.setattr(local_fleet, "_FIRST_PAUSE_S", 0.0)
+async def test_a_router_that_dies_often_has_its_ports_on_its_command_line_once(lives: list[_Mortal]) -> None:
     fleet = LocalFleet(spec({"port": 0}, {}), lambda _: None)
     fleet.endpoint, fleet.http_endpoint = "127.0.0.1:7000", "127.0.0.1:7002"
     await fleet._launch(fleet._spec.router())
