@@ -33,66 +33,7 @@ What each part stands for:
   herd, for a prompt that is wholly cached leaves no Q. Cubed: an idle worker relieves those that only decode, while
   a few requests more or less, which even out by themselves, hardly count.
 
-What was tried and lost, simulated by `tests/bench/bench_candidates.py`, which prints it again. Chosen on seeds 1 to 3;
-the README's figures are of seeds 101 and 202, which nothing was chosen on. First Q' and x, mean time to first token
-over this form's:
-- x = u/8 alone, and Q' the mean of the others, the form before: 1.09 on a hot prefix on a cold fleet of 4 workers and
-  1.06 on one of 16, where eight wait before a copy is begun; 1.06 on the Mooncake trace at 16 workers. There a dozen
-  requests in 640 made the difference, which waited 2 to 9 s behind prompts of 50,000 to 120,000 tokens while 2 to 9
-  workers were idle: a few such queues made the mean so large that Q did not count.
-- Q' the least of all: 0.99 on that trace, and 1.03 and 1.04 on working-set-0.5 and 0.75 at load 1.1, for one idle
-  worker says too little; with 8 Q' in place of 3 Q' also 0.91 of the output tokens a second in the published
-  experiment. Q' the median: 1.05 on the trace. Q' the squared mean of the roots: 1.06. The mean and Q (1 + Q/40,000),
-  for the attention of long prompts: 1.03.
-- 10, 30 and 50 ms in place of 5: up to 1.04, 1.07 and 1.10 on the hot prefix at 4 workers. None: bursts at a low rate
-  take 1.8 times the device time (hit rate 0.75 of 0.86), and groups that come all at once are torn. Siblings that come
-  spread over 20 ms do that now where the fleet is idle, for 0.9 of the form before's time to first token (hit rate 0.70
-  of 0.83); at load 0.9 hardly (0.82).
-- u/3 after 5 ms in place of 5 u/4 F: 1.04 on the hot prefix at 4 workers.
-Then 8/i, seeds 1 and 2 (64 workers: 301), where the form before had Q counted for half wherever nobody waits:
-- The form before: 1.05 and 1.14 of this form's time to first token in bursts on 16 and 64 workers at load 0.6 (hit rate
-  0.81, here 0.72 and 0.55), where siblings waited for each other while others were idle. Elsewhere 0.99 to 1.00 on 16;
-  on 64, seed 101, 1.00, but 0.97 and 0.98 on working-set-0.5 at loads 0.9 and 1.1, and 1.02 on 0.75 at 0.9.
-- All that have no queue as i: the same in all these, where no worker decodes for 32. With 150 decodes on each of 40
-  and 64 workers, siblings of 6,016 + 256 tokens are torn at the sixth and the fourth, here at the 19th.
-- 1/i in place of 8/i: 0.91 and 0.95 in those bursts, but 1.01 to 1.02 on working-set-0.5, 0.98 of the output tokens a
-  second on shared prefixes at load 1.1, and bursts are torn on four workers (hit rate 0.76 of 0.86).
-- The square of the busy workers over the idle: 0.94 and 1.00 in bursts, and 1.01 to 1.03 on working-set-0.5.
-Then the form before, on seeds of its own, over the best of all tried on the hot prefix at 2, 4 and 16 workers:
-- U (1 + B/2) and x = u/8 h: 1.09, 1.18 and 1.46, for each copy waits until eight more use every one that there is.
-- u/3 in place of u/8: 1.02, 1.04 and 1.04; u/(u + 1): 1.00, 1.00 and 1.00. Both tear bursts of siblings: on 4 workers,
-  8 prompts of 4,096 + 64 tokens at a time, all others idle, are computed four times (hit rate 0.65 of 0.86, here 0.86),
-  and on busier fleets their mean time to first token is up to 1.13 times this form's. u/5: 1.06, 1.08 and 1.07, and
-  1.06. u/(u + 1) also tears groups that come all at once (0.83 of the output tokens a second for 16 groups of 16).
-- Those with a copy's place in the cache besides (C B, by 0.4 to 1): bursts stay together and the row is 1.00, but where
-  caches have something already, a hot prefix has 1.15 to 1.3 times round robin's mean on 4 workers and 1.3 to 1.9 times
-  on 16.
-- B/2 in place of B/10: 1.06 to 1.08 on the Mooncake trace at 4 and 16 workers, where short prompts stood behind long
-  ones for the sake of an emptier cache. No B: 1.07 on working-set-0.75, and 0.95 of the output tokens a second in the
-  published experiment, where groups are dealt unevenly. The share of the pool in place of B: 1.07 on that trace.
-Tried for earlier forms, on seeds of their own: weights of Q and R that do not fall (U + 0.2 Q + N/32 R: 2.7 on the hot
-prefix at 16 workers); Q without R (all herd to the hot prefix's first worker); Q whole or the predicted time to first
-token (three times the mean on bursts and on prefixes that do not fit); R in tokens, in proportion or squared (groups
-are torn, or dealt unevenly); Q counted 16/(16 + R') (bursts and groups are torn).
-What each part is worth: mean time to first token (output tokens a second) without it over with it, where that matters
-most, of seeds 401 to 404 or 401 alone on 4 workers where not said otherwise; `no_...` among the candidates:
-    B                1.09 on prefixes of 1.5 times the KV, 1.04 on shared ones, at load 0.6; 1.03 on zipf at 0.9
-    C                1.45, 1.64, 1.78 on the hot prefix at loads 0.6, 0.9, 1.1 (0.94, 0.92, 0.86)
-    min(1, u/(h R')) 1.03 on zipf at load 0.9 on 2 workers and at 1.1 on 4, for fewer hits (seeds 101 and 202; 101)
-    5 u/4 F          1.07, 1.09, 1.10 on the hot prefix
-    the 5 ms         1.01 on bursts at loads 0.9 and 1.1 (0.98, 0.99); device time where they come seldom, as above
-    Q', Q/2 instead  1.03 on bursts at loads 0.9 and 1.1; 0.97 on the hot prefix
-    Q', as the mean  1.00; on the trace as above
-    R                1.03 on zipf at load 0.9, (0.97) at 1.1; a worker that joins others which hold all gets nothing
-What is left, of 91 rows of workload, fleet and load with one seed or two: four are more than 5 % behind the best. None
-is on other seeds (301 on), ours over the best other policy's, seed by seed: bursts at load 0.6 on 2 and 16 workers
-1.002 +- 0.005 and 0.990 +- 0.000, prefixes of 1.5 times the KV of 2 workers at 0.6 0.99 +- 0.04 (12 seeds each), the
-Mooncake trace on 4 at 1.1 0.95 +- 0.02 (10 stretches). To compute each sibling of a burst where nobody waits, which is
-the best there on some seeds (0.9 of ours on 16 workers), takes 1.4 to 5 times as long on others, when bursts meet.
-On 64 workers at load 0.6 the predicted time to first token is ahead on a cold hot prefix while each worker has had no
-more than 15 requests: 1.05 +- 0.015 (seeds 301 to 303), for most of what counts there are the first copies. With 60
-requests a worker it is behind. At load 1.1 llm-d's filter is, on working-set-0.75: 1.06 on seed 101, for 0.79 of our
-output tokens a second.
+What other forms did, what each part is worth, and where this one is behind: TRIED.md, beside this file.
 """
 
 from __future__ import annotations
