@@ -2,9 +2,8 @@
 
 pages       free + evictable + protected + requests' own = total, and no page is in two of these
 rows        each row has one request, and each request with a row is running or leaving
-frontiers   cached <= settled <= planned <= allocated, and what a row names is the cache's (locked) or the request's
-own in flight   each request counts exactly the launched steps that have it, and its row still names the slots that
-they write
+frontiers   cached <= settled <= planned <= allocated, and what a row names is the cache's (locked) or its request's
+in flight   each request counts exactly the launched steps with it, and its row still names the slots that they write
 states      each request stands where its state says
 """
 

@@ -191,7 +191,9 @@ class Intake:
         invisible = self._tokenizer.special_token_ids if skip else frozenset()
         stops = StopStrings(sampling.stop) if sampling.stop else None
         return [
-            OutputText(Detokenizer(decode, invisible), StopMatcher(stops) if stops else None, stop_token_ids)
+            OutputText(
+                Detokenizer(decode, invisible), StopMatcher(stops) if stops is not None else None, stop_token_ids
+            )
             for _ in range(sampling.n)
         ]
 
