@@ -82,13 +82,18 @@ async def _conversations(client: Client, console: Console, max_new_tokens: int) 
             )
             for index, messages in enumerate(conversations)
         ]
-        for index, (persona, messages, answer) in enumerate(zip(asking, conversations, answers, strict=True)):
-            console.print(f"\n{persona.name}", style="bold", end=" ")
-            console.print(messages[-1].content)
-            completion = await answer
-            console.print("" if index == 0 else completion.text)
-            history[persona.name] = [*messages, ChatMessage("assistant", completion.text)]
-            completions.append((f"{persona.name}{persona.remark(number)}", completion))
+        try:
+            for index, (persona, messages, answer) in enumerate(zip(asking, conversations, answers, strict=True)):
+                console.print(f"\n{persona.name}", style="bold", end=" ")
+                console.print(messages[-1].content)
+                completion = await answer
+                console.print("" if index == 0 else completion.text)
+                history[persona.name] = [*messages, ChatMessage("assistant", completion.text)]
+                completions.append((f"{persona.name}{persona.remark(number)}", completion))
+        finally:  # of a demo that is interrupted, or whose worker failed, nothing goes on
+            for answer in answers:
+                answer.cancel()
+            await asyncio.gather(*answers, return_exceptions=True)
     return completions
 
 
