@@ -42,9 +42,6 @@ class BlockBook:
         self._blocks: dict[int, Block] = {}
         # A dict keeps its order, and nothing is in the cache without its parent, so parents come first here, too.
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
     def blocks(self) -> list[Block]:
         """All blocks, parents before their children."""
         return list(self._blocks.values())

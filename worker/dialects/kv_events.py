@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -30,13 +30,13 @@ from worker.dialects.load import engine_load
 from worker.engine.handle import EngineHandle, Notice, StateChange
 
 SNAPSHOT_BLOCKS = 1024
-"""In a chunk: with 64 tokens each, about 200 kB."""
+"""In a chunk: with 64 tokens each, about 200 kB, and 10 ms to make."""
 REMEMBERED_BATCHES = 512
 HEARTBEAT_S = 1.0
 LINGER_S = 60.0
 """How long the engine goes on telling tokens when the last subscriber has left."""
 MAX_UNREAD = 64
-"""Batches that a subscriber may be behind by, beside those that it began with."""
+"""Batches that a subscriber may be behind by, beside as many as it begins with."""
 
 
 class OutOfRange(Exception):
@@ -47,6 +47,7 @@ class Subscription(AsyncIterator[Any]):
     """One subscriber's place in the stream. Holds a bounded number of batches that were not read yet."""
 
     def __init__(self) -> None:
+        self._beginning: Iterator[Any] = iter(())
         self._unread: deque[Any] = deque()
         self._most_unread = MAX_UNREAD
         self._arrived = asyncio.Event()
@@ -62,20 +63,19 @@ class Subscription(AsyncIterator[Any]):
         """Too many batches wait: it is to `begin` anew."""
         return len(self._unread) >= self._most_unread
 
-    def begin(self, batches: Iterable[Any], load: Any, now_s: float) -> None:
-        """A snapshot, or what it missed, in place of what is unread. However much that is, it is not behind by it."""
+    def begin(self, batches: Iterator[Any], *, count: int, sequence: int, now_s: float) -> None:
+        """A snapshot, or what it missed, up to a number, in place of what is unread.
+
+        Each is made when it is read: nobody else waits until all of a large snapshot is made.
+        """
+        self._beginning, self._most_unread = batches, MAX_UNREAD + count
         self._unread.clear()
-        for batch in batches:
-            self.put(batch, load, now_s)
-        self._most_unread = len(self._unread) + MAX_UNREAD
+        self.sequence, self.told_s = sequence, now_s
+        self._arrived.set()
 
     def put(self, batch: Any, load: Any, now_s: float) -> None:
         """Add a batch, with the load. A load record that nobody has read yet gives way to a newer one."""
-        own = common_pb2.KvEventBatch()
-        own.CopyFrom(batch)
-        self._samples += 1
-        own.load.CopyFrom(load)
-        own.load.sample = self._samples
+        own = _with_load(batch, load)
         if own.load.load_only and self._unread and self._unread[-1].load.load_only:
             self._unread.pop()
         self._unread.append(own)
@@ -89,12 +89,18 @@ class Subscription(AsyncIterator[Any]):
 
     async def __anext__(self) -> Any:
         """Wait for the next batch."""
-        while not self._unread:
+        while (batch := self._next()) is None:
             if self._ended:
                 raise StopAsyncIteration
             self._arrived.clear()
             await self._arrived.wait()
-        return self._unread.popleft()
+        self._samples += 1
+        batch.load.sample = self._samples
+        return batch
+
+    def _next(self) -> Any | None:
+        batch = next(self._beginning, None)
+        return self._unread.popleft() if batch is None and self._unread else batch
 
 
 class KvEventFeed:
@@ -157,19 +163,21 @@ class KvEventFeed:
         if not self._subscriptions and self._is_followed:
             self._is_followed = False
             self._engine.follow_blocks(on=False)
-            self._forget()
-
-    def _forget(self) -> None:
-        self._book.clear()
-        self._remembered.clear()
+            self._book.clear()
+            self._remembered.clear()
+            self._sequence += 1  # what changes from now on has no number: nobody may go on from an earlier one
 
     def _resume(self, subscription: Subscription, start: int) -> None:
         oldest = self._remembered[0].sequence_number if self._remembered else self._sequence + 1
         if not self._book.is_complete or not oldest <= start <= self._sequence + 1:
             raise OutOfRange(f"batch {start} is not remembered; begin at 0, which gives a snapshot")
-        subscription.sequence = start - 1
-        missed = (batch for batch in self._remembered if batch.sequence_number >= start)
-        subscription.begin(missed, self._load(), time.monotonic())
+        load, missed = self._load(), [batch for batch in self._remembered if batch.sequence_number >= start]
+        subscription.begin(
+            (_with_load(batch, load) for batch in missed),
+            count=len(missed),
+            sequence=self._sequence,
+            now_s=time.monotonic(),
+        )
 
     def _on_notice(self, notice: Notice) -> None:
         if isinstance(notice, StateChange):
@@ -188,8 +196,10 @@ class KvEventFeed:
             self._follow()
 
     def _on_report(self, report: Report) -> None:
+        was_complete = self._book.is_complete
         change = self._book.apply(report)
-        if change is not None and (change.removed or change.stored):
+        # What a book begins with is in everybody's snapshot, unless they follow from before a restart.
+        if change is not None and (change.removed or change.stored) and (was_complete or self._remembered):
             self._publish(_events(change))
         self._serve_waiting()
         self._tell_load()
@@ -209,28 +219,12 @@ class KvEventFeed:
     def _serve_waiting(self) -> None:
         if not self._waiting or not self._book.is_complete:
             return
-        chunks, load, now_s = self._snapshot(), self._load(), time.monotonic()
+        blocks, load, last = self._book.blocks(), self._load(), self._sequence
+        count = max(1, -(-len(blocks) // SNAPSHOT_BLOCKS))
         for subscription in self._waiting:
-            subscription.begin(chunks, load, now_s)
+            snapshot = _snapshot(blocks, load, count=count, last=last)
+            subscription.begin(snapshot, count=count, sequence=last, now_s=time.monotonic())
         self._waiting.clear()
-
-    def _snapshot(self) -> list[Any]:
-        """The present state, in chunks; the first begins with "cleared"."""
-        blocks = self._book.blocks()
-        parts = [blocks[at : at + SNAPSHOT_BLOCKS] for at in range(0, len(blocks), SNAPSHOT_BLOCKS)] or [[]]
-        first = self._sequence - len(parts) + 1
-        chunks = []
-        for index, part in enumerate(parts):
-            events = _stored(part)
-            if not index:
-                events.insert(0, common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared()))
-            about = common_pb2.KvSnapshotChunk(index=index, count=len(parts), blocks=len(self._book))
-            chunks.append(
-                common_pb2.KvEventBatch(
-                    sequence_number=first + index, timestamp=time.time(), events=events, snapshot=about
-                )
-            )
-        return chunks
 
     def _tell_load(self) -> None:
         """A record without events, where the load is another one, or nothing was said for a while."""
@@ -246,6 +240,29 @@ class KvEventFeed:
 
     def _load(self) -> Any:
         return engine_load(self._engine.last_report, self._engine.last_ready)
+
+
+def _with_load(batch: Any, load: Any) -> Any:
+    """A copy."""
+    own = common_pb2.KvEventBatch()
+    own.CopyFrom(batch)
+    own.load.CopyFrom(load)
+    return own
+
+
+def _snapshot(blocks: Sequence[Block], load: Any, *, count: int, last: int) -> Iterator[Any]:
+    """All blocks, in chunks whose numbers end at `last`; the first begins with "cleared"."""
+    for index in range(count):
+        events = _stored(blocks[index * SNAPSHOT_BLOCKS : (index + 1) * SNAPSHOT_BLOCKS])
+        if not index:
+            events.insert(0, common_pb2.KvCacheEvent(cleared=common_pb2.KvCacheCleared()))
+        yield common_pb2.KvEventBatch(
+            sequence_number=last - count + 1 + index,
+            timestamp=time.time(),
+            events=events,
+            snapshot=common_pb2.KvSnapshotChunk(index=index, count=count, blocks=len(blocks)),
+            load=load,
+        )
 
 
 def _events(change: Change) -> list[Any]:

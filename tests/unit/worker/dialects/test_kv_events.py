@@ -233,6 +233,37 @@ async def test_a_large_snapshot_is_not_begun_anew_while_it_is_read(
             assert not (await anext(subscription)).HasField("snapshot")
 
 
+async def test_a_snapshot_is_made_as_it_is_read(played: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a large cache takes the event loop a tenth of a second, which every stream would wait."""
+    monkeypatch.setattr(kv_events, "SNAPSHOT_BLOCKS", 10)
+    made: list[int] = []
+    stored = kv_events._stored
+    monkeypatch.setattr(kv_events, "_stored", lambda blocks: made.append(len(blocks)) or stored(blocks))
+    played.engine.become_ready()
+    async with KvEventFeed(played.engine) as feed:
+        with feed.subscribe(0) as subscription:
+            played.cache(*range(25), everything=True)
+            for num_made in range(1, 4):
+                assert len((await anext(subscription)).events) > 0
+                assert len(made) == num_made
+    assert made == [10, 10, 5]
+
+
+async def test_nobody_goes_on_from_before_a_time_that_nobody_followed(played: FakeWorker) -> None:
+    """What was evicted meanwhile was told to nobody."""
+    played.engine.become_ready()
+    async with KvEventFeed(played.engine, linger_s=0.0) as feed:
+        with feed.subscribe(0) as subscription:
+            played.cache(0, everything=True)
+            last = (await anext(subscription)).sequence_number
+        await until(lambda: follows(played.engine) == [True, False])
+        with feed.subscribe(0) as subscription:
+            played.cache(1, everything=True)
+            assert (await anext(subscription)).sequence_number > last
+            with pytest.raises(OutOfRange), feed.subscribe(last + 1):
+                pass
+
+
 async def test_who_goes_on_reads_all_that_is_remembered(played: FakeWorker) -> None:
     played.engine.become_ready()
     async with KvEventFeed(played.engine) as feed:
