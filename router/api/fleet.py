@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeAlias
@@ -10,10 +9,10 @@ from typing import Any, TypeAlias
 import grpc.aio
 
 from radixfleet.accepted import ACCEPTED
-from radixfleet.errors import InvalidRequest
 from radixfleet.grpc_guard import Visitor
 from radixfleet.guard import Guard
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
+from router.api import orders
 from router.api.explanation import explain
 from router.api.fleet_watch import FleetWatch
 from router.api.prompts import Prompts
@@ -21,7 +20,6 @@ from router.api.report import Reporter
 from router.api.route_stream import RouteStream
 from router.api.routing import Routing
 from router.dispatch.chooser import Chooser
-from router.dispatch.link import failure_of
 from router.workers.registry import WorkerRegistry
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -90,21 +88,12 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def Drain(self, request: fleet_pb2.DrainWorkerRequest, context: Context) -> worker_pb2.DrainResponse:
         """Empty a worker; it stays in the list, draining, until it restarts or is removed."""
         grace_s = request.grace_s if request.HasField("grace_s") else None
-        if grace_s is not None and not (math.isfinite(grace_s) and grace_s >= 0):
-            raise InvalidRequest(f"grace_s must be a number of seconds, 0 or more, got {grace_s!r}", field="grace_s")
-        worker = self._registry.get(request.worker_id)
-        try:
-            return await self._registry.drain(worker, grace_s)
-        except grpc.aio.AioRpcError as error:
-            raise failure_of(error, worker.name).error from error
+        orders.check_grace(grace_s)
+        return await orders.drain(self._registry, self._registry.get(request.worker_id), grace_s)
 
     async def Resume(self, request: fleet_pb2.ResumeWorkerRequest, context: Context) -> worker_pb2.ResumeResponse:
         """The end of a drain."""
-        worker = self._registry.get(request.worker_id)
-        try:
-            await self._registry.resume(worker)
-        except grpc.aio.AioRpcError as error:
-            raise failure_of(error, worker.name).error from error
+        await orders.resume(self._registry, self._registry.get(request.worker_id))
         return worker_pb2.ResumeResponse()
 
     async def Remove(self, request: fleet_pb2.RemoveRequest, context: Context) -> fleet_pb2.RemoveResponse:

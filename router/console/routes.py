@@ -12,11 +12,8 @@ send. What changes something must, besides, carry a header that no form and no l
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
-from urllib.parse import unquote
 
-import grpc.aio
 import msgspec
 import structlog
 from starlette.requests import Request
@@ -26,18 +23,17 @@ from starlette.routing import BaseRoute, Route
 from radixfleet.compose import generate_request
 from radixfleet.errors import InvalidRequest, PermissionDenied
 from radixfleet.heard import explanation
+from router.api import orders
 from router.api.explanation import explain
 from router.api.prompts import Prompts
 from router.console.feed import Feeder
 from router.console.pages import page_routes
 from router.dispatch.chooser import Chooser
-from router.dispatch.link import failure_of
 from router.http.body import parse, read_body
 from router.http.errors import json_response
+from router.http.guard import CONSOLE_HEADER
 from router.workers.registry import WorkerRegistry
 
-HEADER = "X-Radixfleet-Console"
-"""With the value 1 on every request that changes something."""
 _MAX_ORDER_BYTES = 4096
 _TOLD_AT_ONCE_S = 1.0
 """An order that is carried out, or fails, within this time is answered with its outcome."""
@@ -90,8 +86,8 @@ class Console:
             *page_routes(),
             Route("/console/api/fleet", self._fleet),
             Route("/console/api/explain", self._explain, methods=["POST"]),
-            Route("/console/api/workers/{name}/drain", self._drain, methods=["POST"]),
-            Route("/console/api/workers/{name}/resume", self._resume, methods=["POST"]),
+            Route("/console/api/workers/{name:path}/drain", self._drain, methods=["POST"]),
+            Route("/console/api/workers/{name:path}/resume", self._resume, methods=["POST"]),
         ]
 
     async def _fleet(self, request: Request) -> Response:
@@ -113,15 +109,11 @@ class Console:
         _check_header(request)
         body = await read_body(request.receive, request.headers, _MAX_ORDER_BYTES)
         order = parse(body, DrainOrder) if body else DrainOrder()
-        if order.grace_s is not None and not (math.isfinite(order.grace_s) and order.grace_s >= 0):
-            raise InvalidRequest("grace_s must be a number of seconds, 0 or more", field="grace_s")
-        worker = self._registry.get(unquote(request.path_params["name"]))
+        orders.check_grace(order.grace_s)
+        worker = self._registry.get(request.path_params["name"])
 
         async def drain() -> OrderAnswer:
-            try:
-                done = await self._registry.drain(worker, order.grace_s)
-            except grpc.aio.AioRpcError as error:
-                raise failure_of(error, worker.name).error from error
+            done = await orders.drain(self._registry, worker, order.grace_s)
             state = "serving" if done.resumed else "drained"
             return OrderAnswer(state, done.finished_requests, done.aborted_requests)
 
@@ -133,11 +125,7 @@ class Console:
 
     async def _resume(self, request: Request) -> Response:
         _check_header(request)
-        worker = self._registry.get(unquote(request.path_params["name"]))
-        try:
-            await self._registry.resume(worker)
-        except grpc.aio.AioRpcError as error:
-            raise failure_of(error, worker.name).error from error
+        await orders.resume(self._registry, self._registry.get(request.path_params["name"]))
         return json_response(OrderAnswer("serving"))
 
     def _drained(self, task: asyncio.Task[OrderAnswer]) -> None:
@@ -148,5 +136,7 @@ class Console:
 
 
 def _check_header(request: Request) -> None:
-    if request.headers.get(HEADER) != "1":
-        raise PermissionDenied(f"send the header {HEADER}: 1, which shows that no page of another site asks for this")
+    if request.headers.get(CONSOLE_HEADER) != "1":
+        raise PermissionDenied(
+            f"send the header {CONSOLE_HEADER}: 1, which shows that no page of another site asks for this"
+        )

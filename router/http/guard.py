@@ -25,6 +25,8 @@ from radixfleet.errors import PermissionDenied, RadixfleetError, Unauthenticated
 from radixfleet.guard import Door, Guard, key_of, remember
 from router.http.errors import TooSlow, error_response
 
+CONSOLE_HEADER = "X-Radixfleet-Console"
+"""Of what the console's page asks for, but for looking; with the value 1."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEALTH = "/health"
 _WORK = ("/v1/", "/tokenize", "/detokenize", "/console/api/explain")
@@ -68,6 +70,9 @@ class HttpGuard:
 async def _refuse(
     error: RadixfleetError, headers: Mapping[str, str], scope: Scope, receive: Receive, send: Send
 ) -> None:
+    if isinstance(error, Unauthenticated) and "authorization" in headers and CONSOLE_HEADER.lower() in headers:
+        # An admin token that was mistyped in the console: at 401 a browser forgets the key that shows the page.
+        error = PermissionDenied(str(error))
     response = error_response(error)
     if isinstance(error, Unauthenticated):
         is_page = "text/html" in headers.get("accept", "")

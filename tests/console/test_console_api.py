@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from radixfleet.keys import key_line
 from router.app import running_router
@@ -32,7 +33,7 @@ class Console:
             assert response.status == 200, await response.text()
             return await response.json()
 
-    async def post(self, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    async def post(self, path: str | URL, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         async with self.http.post(path, json={} if body is None else body, headers=headers or {}) as response:
             return response.status, await response.json()
 
@@ -179,6 +180,15 @@ async def test_drain_and_resume(console):
     status, told = await console.post("/console/api/workers/w0/resume", headers=ORDER)
     assert (status, told["state"]) == (200, "serving")
     await console.fleet.until_eligible("w0", "w1")
+
+
+async def test_workers_whose_names_hold_slashes_and_signs_take_orders():
+    """As those of engines do that are told by their model: openai@host:8000#org/model."""
+    async with running_console([fake_worker("a/b%41#c")]) as console:
+        for order, state in (("drain", "drained"), ("resume", "serving")):
+            path = URL(f"/console/api/workers/a%2Fb%2541%23c/{order}", encoded=True)
+            status, told = await console.post(path, headers=ORDER)
+            assert (status, told.get("state")) == (200, state)
 
 
 async def test_a_drain_needs_no_body(console):

@@ -287,3 +287,25 @@ async def test_the_admin_token_is_asked_for_where_it_is_needed(chromium, tmp_pat
         await console.page.until("document.querySelector('#worker-rows .badge').textContent === 'draining'")
         assert await console.page.evaluate("document.cookie") == ""
         assert await console.page.evaluate("localStorage.length + sessionStorage.length") == 0
+
+
+async def test_a_token_that_the_router_does_not_know_is_forgotten(chromium, tmp_path):
+    """It stayed, and went out with every question after it; and the browser forgot the key that shows the page."""
+    keys = (key_line("bob", KEY),)
+    async with running_console(chromium, tmp_path, key=KEY, api_keys=keys, admin_token=TOKEN) as console:
+        page = console.page
+        await page.log_in(KEY)
+        await console.open()
+        await page.click("#worker-rows button")
+        await page.click("#confirm-yes")
+        await page.until("document.activeElement.id === 'token'")
+        await page.type("no-such-token-0123456789")
+        await page.press("Enter")
+        await page.until("document.querySelector('#confirm-problem').textContent.includes('not known')")
+        await page.click("#confirm-no")
+        await page.evaluate("document.querySelector('#prompt').focus()")
+        await page.type("hello")
+        await page.click("#explain button[type=submit]")
+        await page.until("document.querySelector('#explained').childElementCount > 0")
+        assert await page.evaluate("document.querySelectorAll('.candidates').length") == 1
+        assert await page.text("#live-text") == "live"

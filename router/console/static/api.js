@@ -1,4 +1,5 @@
-// The router's JSON. An admin token, where one was typed, stays in this module's memory and goes out as a bearer token.
+// The router's JSON. An admin token, where one was typed, stays in this module's memory and goes out as a bearer token,
+// until it opens nothing.
 
 let token = "";
 
@@ -15,6 +16,7 @@ export class Refused extends Error {
 
 async function answer(response) {
   if (response.ok) return response.json();
+  if (response.status === 401 || response.status === 403) token = "";
   let message = `${response.status} ${response.statusText}`;
   try {
     message = (await response.json()).error.message;

@@ -14,6 +14,8 @@ const REASONS = {
   hash: "the home of its prefix",
 };
 
+let asked = 0; // questions: only the last one's answer is shown
+
 export function listen() {
   byId("explain").addEventListener("submit", async (event) => {
     event.preventDefault();
@@ -21,12 +23,14 @@ export function listen() {
     const order = { model: byId("model").value, cache_salt: byId("salt").value };
     if (byId("as-chat").checked) order.messages = [{ role: "user", content: text }];
     else order.text = text;
-    const place = byId("explained");
+    const mine = ++asked;
+    let told;
     try {
-      place.replaceChildren(...answer(await api.explain(order)));
+      told = answer(await api.explain(order));
     } catch (problem) {
-      place.replaceChildren(element("p", { class: "problem" }, problem.message));
+      told = [element("p", { class: "problem" }, problem.message)];
     }
+    if (mine === asked) byId("explained").replaceChildren(...told);
   });
 }
 

@@ -38,18 +38,21 @@ export function listen(onDone) {
     event.preventDefault();
     if (byId("token").value) api.useToken(byId("token").value);
     byId("confirm-yes").disabled = true;
+    const sent = asked;
     try {
-      await asked.order.send(asked.worker);
+      await sent.order.send(sent.worker);
+      onDone();
+      if (asked !== sent) return; // left by Escape, and another one is asked for
       byId("token").value = "";
       byId("confirm").close();
-      onDone();
     } catch (problem) {
+      if (asked !== sent) return;
       const needsToken = problem.status === 401 || problem.status === 403;
       byId("token-field").hidden = !needsToken;
       byId("confirm-problem").textContent = problem.message;
       if (needsToken) byId("token").focus();
     } finally {
-      byId("confirm-yes").disabled = false;
+      if (asked === sent) byId("confirm-yes").disabled = false;
     }
   });
 }

@@ -78,9 +78,10 @@ function kvBar(cell, kv) {
 
 function order(cell, worker) {
   const kind = { serving: "drain", draining: "resume" }[worker.state];
-  if (cell.dataset.kind === (kind ?? "")) return;
+  const wanted = kind ? `${kind} ${worker.worker}` : ""; // another worker may come to the same address
+  if (cell.dataset.order === wanted) return;
   const hadFocus = cell.contains(document.activeElement);
-  cell.dataset.kind = kind ?? "";
+  cell.dataset.order = wanted;
   cell.replaceChildren();
   if (!kind) return;
   const name = kind === "drain" ? "Drain" : "Resume";

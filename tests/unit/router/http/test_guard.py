@@ -163,3 +163,13 @@ async def test_a_page_at_an_address_may_ask(host: str) -> None:
     exchange.pieces.put_nowait({"type": "http.disconnect"})
     await HttpGuard(read_all, Guard())(exchange.scope, exchange.pieces.get, exchange.send)
     assert exchange.status == 200
+
+
+@pytest.mark.parametrize(("headers", "status"), [({}, 401), ({"x_radixfleet_console": "1"}, 403)])
+async def test_a_token_mistyped_in_the_console_is_not_unauthenticated(headers: dict[str, str], status: int) -> None:
+    """At 401 a browser forgets the key that it has: the page went blind until it was loaded again."""
+    guard = HttpGuard(read_all, Guard(dict, lambda: ["token-0123456789"]))
+    for key, told in (("wrong", status), (None, 401)):
+        exchange = Exchange(**headers, **({"authorization": f"Bearer {key}"} if key else {}))
+        await guard(exchange.scope, exchange.pieces.get, exchange.send)
+        assert exchange.status == told
