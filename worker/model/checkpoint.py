@@ -6,7 +6,6 @@ in another order: llama.cpp rotates neighbouring pairs of elements where this co
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from worker.model.configuration import ModelConfig
+from worker.model.configuration import ModelConfig, read_json
 from worker.model.errors import BrokenModel, ModelNotFound
 from worker.model.gguf_file import GgufFile
 
@@ -53,7 +52,10 @@ class SafetensorsCheckpoint:
         index = self._directory / "model.safetensors.index.json"
         single = self._directory / "model.safetensors"
         if index.exists():
-            return sorted({self._directory / name for name in json.loads(index.read_text())["weight_map"].values()})
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+                raise BrokenModel(f"{index} does not say which file holds which tensor; download it again")
+            return sorted({self._directory / name for name in weight_map.values()})
         if single.exists():
             return [single]
         raise ModelNotFound(

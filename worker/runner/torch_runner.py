@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -13,7 +12,6 @@ from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.types import Grammar
 from worker.core.messages import Ready
 from worker.core.step import StepPlan, StepResult
-from worker.model.configuration import load_config
 from worker.model.errors import ModelError
 from worker.model.tokenizer_files import load_tokenizer_spec
 from worker.runner.cuda_marks import CudaStream
@@ -139,9 +137,8 @@ def _grammar_compiler(config: TorchRunnerConfig) -> GrammarCompiler | None:
 
     Made while loading, because it holds the interpreter's lock for about a second: later, all steps would wait for it.
     """
-    path = Path(config.model_path)
     try:
-        return GrammarCompiler(replace(load_tokenizer_spec(path), vocab_size=load_config(path).vocab_size))
+        return GrammarCompiler(load_tokenizer_spec(Path(config.model_path)))
     except (GrammarError, ModelError) as error:
         _log.warning("requests with a grammar will be refused", why=str(error))
         return None

@@ -104,6 +104,10 @@ def test_sharded_directories_are_read_through_their_index(tmp_path: Path) -> Non
     (tmp_path / "model-2.safetensors").unlink()
     with pytest.raises(BrokenModel, match=r"lacks model-2\.safetensors, which its index names"):
         load(tmp_path)
+    for broken in ("", "{}", '{"weight_map": []}', '{"weight_map": {"lm_head.weight": 1}}'):
+        (tmp_path / "model.safetensors.index.json").write_text(broken)
+        with pytest.raises(BrokenModel, match=r"model\.safetensors\.index\.json"):
+            load(tmp_path)
 
 
 def test_progress_counts_layers() -> None:
