@@ -6,11 +6,12 @@ usage names them (`prompt_tokens_details`), which some servers do only when they
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import msgspec
 import orjson
 
 from loadtest.callers import CallFailed, Ended, NewTokens, Placed, Said
@@ -21,6 +22,47 @@ from radixfleet.types import TokenArray
 _MAX_ERROR_CHARACTERS = 300
 _LINE_BYTES = 1 << 20
 _OK = 200
+
+
+class PromptDetails(msgspec.Struct, frozen=True):
+    """Of a usage."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a server has counted; None: it does not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class ChunkChoice(msgspec.Struct, frozen=True):
+    """What is new of one completion."""
+
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """An event of a streamed completion, as far as it is read here."""
+
+    choices: list[ChunkChoice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+_CHUNKS = msgspec.json.Decoder(Chunk)
+
+
+class _ListedModel(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Listing(msgspec.Struct):
+    data: list[_ListedModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +99,7 @@ class HttpCaller:
 
     async def call(self, arrival: Arrival) -> AsyncGenerator[Said, None]:
         """See `loadtest.callers.Caller`."""
-        usage: Mapping[str, Any] = {}
+        usage = Usage()
         counted = 0
         finished = False
         token_ids = arrival.token_ids
@@ -65,23 +107,21 @@ class HttpCaller:
         async for chunk in completion_chunks(self._session, self._url, body, key=self._key, timeout_s=self._timeout_s):
             if not counted:
                 yield Placed("", 0)
-            usage = chunk.get("usage") or usage
-            choices = chunk.get("choices") or ()
-            finished = finished or any(choice.get("finish_reason") for choice in choices)
-            told = int((chunk.get("usage") or {}).get("completion_tokens") or 0)
+            choices = chunk.choices or ()
+            finished = finished or any(choice.finish_reason for choice in choices)
+            told = chunk.usage.completion_tokens if chunk.usage is not None else None
+            usage = chunk.usage or usage
             # Without a running count, a chunk with text is a token: so servers that name no numbers stream.
-            count = told - counted if told else int(any(choice.get("text") for choice in choices))
+            count = told - counted if told else int(any(choice.text for choice in choices))
             if count > 0:
                 counted += count
                 yield NewTokens(count)
         if not finished:
             raise CallFailed(f"UNAVAILABLE: the answer ended after {counted} tokens without a reason")
-        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details is not None else None
         self.told_cached = self.told_cached or cached is not None
         yield Ended(
-            int(usage.get("completion_tokens") or counted),
-            cached_tokens=int(cached or 0),
-            prompt_tokens=int(usage.get("prompt_tokens") or 0) or None,
+            usage.completion_tokens or counted, cached_tokens=cached or 0, prompt_tokens=usage.prompt_tokens or None
         )
 
 
@@ -105,8 +145,8 @@ def completion_body(model: str, prompt: str | TokenArray, max_new_tokens: int) -
 
 async def completion_chunks(
     session: aiohttp.ClientSession, url: str, body: bytes, *, key: str = "", timeout_s: float | None = None
-) -> AsyncGenerator[dict[str, Any], None]:
-    """The objects of a streamed completion. `url`: of the completions. Raises CallFailed."""
+) -> AsyncGenerator[Chunk, None]:
+    """The events of a streamed completion. `url`: of the completions. Raises CallFailed."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with session.post(
@@ -117,7 +157,7 @@ async def completion_chunks(
             async for line in response.content:
                 field, _, data = line.partition(b":")
                 if field == b"data" and data.strip() != b"[DONE]":
-                    yield _checked(orjson.loads(data))
+                    yield _checked(_CHUNKS.decode(data))
     except TimeoutError as error:
         raise CallFailed("DEADLINE_EXCEEDED: the answer took too long") from error
     except (aiohttp.ClientError, ValueError) as error:
@@ -130,9 +170,9 @@ async def served_models(session: aiohttp.ClientSession, url: str, key: str = "")
         async with session.get(base(url) + "/models", headers=headers(key)) as response:
             if response.status != _OK:
                 raise CallFailed(f"{response.status}: {_reason(await response.text())}")
-            listed = orjson.loads(await response.read())["data"]
-            return [ServedModel(str(each["id"]), each.get("max_model_len")) for each in listed]
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            listed = msgspec.json.decode(await response.read(), type=_Listing).data
+            return [ServedModel(each.id, each.max_model_len) for each in listed]
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise CallFailed(f"UNAVAILABLE: {url} lists no models: {error or type(error).__name__}") from error
 
 
@@ -147,10 +187,8 @@ def headers(key: str) -> dict[str, str]:
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
-def _checked(chunk: Any) -> dict[str, Any]:
-    if not isinstance(chunk, dict):
-        raise CallFailed("UNAVAILABLE: a chunk of the answer is no object")
-    if error := chunk.get("error"):
+def _checked(chunk: Chunk) -> Chunk:
+    if error := chunk.error:
         code, message = (error.get("code"), error.get("message")) if isinstance(error, dict) else (None, error)
         raise CallFailed(f"{str(code or 'error').upper()}: {message}")
     return chunk

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import aiohttp
 
 from loadtest.callers import CallFailed
-from loadtest.http_caller import completion_body, completion_chunks
+from loadtest.http_caller import Chunk, Usage, completion_body, completion_chunks
 from radixfleet.answers import Delta, Finished
 from radixfleet.client import Client
 from radixfleet.errors import RadixfleetError
@@ -75,27 +74,27 @@ class StreamReading:
     def __init__(self, sent_s: float) -> None:
         self._sent_s = sent_s
         self._first_s: float | None = None
-        self._usage: Mapping[str, Any] = {}
+        self._usage = Usage()
         self._text: list[str] = []
 
-    def take(self, chunk: Mapping[str, Any], now_s: float) -> None:
+    def take(self, chunk: Chunk, now_s: float) -> None:
         """The next one."""
-        self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices") or ():
-            text = choice.get("text") or ""
-            if self._first_s is None and (text or self._usage.get("completion_tokens")):
+        self._usage = chunk.usage or self._usage
+        for choice in chunk.choices or ():
+            if self._first_s is None and (choice.text or self._usage.completion_tokens):
                 self._first_s = now_s
-            self._text.append(text)
+            self._text.append(choice.text or "")
 
     def answer(self, now_s: float) -> Answer:
         """After the last one. Raises WrongAnswer when there was no token, or no count of them."""
-        if self._first_s is None or not self._usage:
+        used = self._usage
+        if self._first_s is None or used.prompt_tokens is None or used.completion_tokens is None:
             raise WrongAnswer("the answer ended without a token, or without its usage")
         return Answer(
             first_token_s=self._first_s - self._sent_s,
             end_s=now_s - self._sent_s,
-            prompt_tokens=int(self._usage["prompt_tokens"]),
-            output_tokens=int(self._usage["completion_tokens"]),
+            prompt_tokens=used.prompt_tokens,
+            output_tokens=used.completion_tokens,
             text="".join(self._text),
         )
 

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from deploy.bench.peers.clients import AsksHttp, StreamReading, WrongAnswer, session
+from loadtest.http_caller import Chunk, ChunkChoice, Usage
 from tests.support.fake_peer import FakePeer, serving
 
 PROMPT = np.arange(100, 140, dtype=np.uint32)
 
 
-def chunk(text: str, completion_tokens: int | None = None) -> dict[str, object]:
-    told = {"choices": [{"index": 0, "text": text}]}
-    if completion_tokens is None:
-        return told
-    return {**told, "usage": {"prompt_tokens": 7, "completion_tokens": completion_tokens}}
+def chunk(text: str | None, completion_tokens: int | None = None) -> Chunk:
+    """`text` None: it tells of no completion."""
+    usage = None if completion_tokens is None else Usage(prompt_tokens=7, completion_tokens=completion_tokens)
+    return Chunk([] if text is None else [ChunkChoice(text)], usage)
 
 
 class TestReading:
@@ -23,11 +23,11 @@ class TestReading:
 
     def test_the_first_token_is_not_the_chunk_that_opens_the_stream(self) -> None:
         reading = StreamReading(10.0)
-        reading.take({"choices": [{"index": 0, "text": ""}]}, 11.0)
-        reading.take({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 0}}, 11.5)
+        reading.take(chunk(""), 11.0)
+        reading.take(chunk(None, 0), 11.5)
         reading.take(chunk(" a"), 12.0)
         reading.take(chunk(" b"), 13.0)
-        reading.take({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}, 14.0)
+        reading.take(chunk(None, 2), 14.0)
         answer = reading.answer(15.0)
         assert (answer.first_token_s, answer.end_s) == (2.0, 5.0)
         assert (answer.prompt_tokens, answer.output_tokens, answer.text) == (7, 2, " a b")
@@ -45,10 +45,8 @@ class TestReading:
         reading.take(chunk(" and more", 9), 2.0)
         assert reading.answer(2.0).output_tokens == 9
 
-    @pytest.mark.parametrize(
-        "chunks", [[], [chunk(" a")], [{"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 0}}]]
-    )
-    def test_an_answer_without_token_or_usage_is_none(self, chunks: list[dict[str, object]]) -> None:
+    @pytest.mark.parametrize("chunks", [[], [chunk(" a")], [chunk(None, 0)]])
+    def test_an_answer_without_token_or_usage_is_none(self, chunks: list[Chunk]) -> None:
         reading = StreamReading(0.0)
         for each in chunks:
             reading.take(each, 1.0)
