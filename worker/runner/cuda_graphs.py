@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -20,7 +21,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(device)
 
     def __call__(self, compute: Callable[[], None]) -> Replay:
         """Computes twice: first to have kernels compiled and libraries set up, then for the record."""
@@ -36,3 +37,9 @@ class CudaRecorder:
         finally:
             torch.cuda.set_stream(current)  # torch leaves ours the current one where a record cannot be ended
         return graph.replay
+
+
+@cache
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
+    """The same for all recorders: cuBLAS keeps some ten MiB of workspace for each stream that it has seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -86,14 +86,16 @@ def usable_memory(device: torch.device, setting: int | None) -> int:
     return min(psutil.virtual_memory().total, _container_limit()) // 2
 
 
-def reachable_memory(device: torch.device) -> int | None:
+def reachable_memory(device: torch.device, *, kept_bytes: int) -> int | None:
     """Bytes of a GPU that this process has or can still get: what torch's allocator holds, and what nobody does.
 
-    None for a CPU, whose memory is not handed out for good.
+    But not what libraries have taken of the allocator's for good, as cuBLAS does for each stream: all that is in use
+    and not among the caller's `kept_bytes`. None for a CPU, whose memory is not handed out for good.
     """
     if device.type != "cuda":
         return None
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    lost_bytes = max(torch.cuda.memory_allocated(device) - kept_bytes, 0)
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - lost_bytes
 
 
 def num_processors(device: torch.device) -> int:

@@ -121,7 +121,7 @@ class _Loading:
             peak = self._measure(parts.computer(model.first_layers(1), rows, sampler, num_pages=1), step)
             make_computer = partial(parts.computer, model, rows, sampler, num_pages=1)
             graphs_bytes = self._measure_graphs(make_computer, shape.num_layers, max_running)
-        plan = self._plan(model, peak + rows.nbytes + sampler.nbytes, graphs_bytes or 0)
+        plan = self._plan(model, peak, rows.nbytes + sampler.nbytes, graphs_bytes or 0)
         ready = Ready(
             capacity=Capacity(
                 kv_tokens=plan.kv_tokens,
@@ -244,17 +244,17 @@ class _Loading:
         release_cached(self._device)  # here, where the error, and with it what was tried, is gone
         return None
 
-    def _plan(self, model: LlamaModel, activation_peak_bytes: int, graphs_bytes: int) -> MemoryPlan:
+    def _plan(self, model: LlamaModel, peak_bytes: int, rows_bytes: int, graphs_bytes: int) -> MemoryPlan:
         """For no more than can still be had: kernels and workspaces of libraries, and other processes, have had theirs
         since loading began. What others take of what is not this worker's share costs it nothing.
         """
-        reachable_bytes = reachable_memory(self._device)
+        reachable_bytes = reachable_memory(self._device, kept_bytes=model.nbytes + rows_bytes)
         return plan_memory(
             MemoryDemand(
                 device=str(self._device),
                 total_bytes=self._total_bytes if reachable_bytes is None else min(self._total_bytes, reachable_bytes),
                 weights_bytes=model.nbytes,
-                activation_peak_bytes=activation_peak_bytes,
+                activation_peak_bytes=peak_bytes + rows_bytes,
                 graphs_bytes=graphs_bytes,
                 kv_bytes_per_token=model.config.kv_bytes_per_token(self._dtype.itemsize),
                 page_size=self._config.page_size,

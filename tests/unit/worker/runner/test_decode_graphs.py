@@ -17,6 +17,7 @@ from tests.support.tiny_model import tiny_model
 from worker.core.graph_sizes import LARGEST_SIZE, graph_sizes
 from worker.core.step import StepPlan
 from worker.runner import torch_loading
+from worker.runner.cuda_graphs import recorder_for
 from worker.runner.decode_graphs import DecodeGraphs, RecordingError, Replay
 from worker.runner.step_computer import StepComputer
 from worker.runner.torch_config import TorchRunnerConfig
@@ -219,3 +220,14 @@ def test_without_the_setting_nothing_is_recorded() -> None:
     values = {field: getattr(config(), field) for field in TorchRunnerConfig.__struct_fields__}
     ReplayedOnCpu(TorchRunnerConfig(**(values | {"cuda_graphs": False})), counting).load()
     assert counting.recordings == 0
+
+
+def test_measuring_and_recording_take_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS keeps a workspace for each that it has seen, of which the plan would count one."""
+    streams: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "Stream", streams.append)
+    device = torch.device("cuda", 99)  # no other test's
+    for _ in range(2):
+        assert recorder_for(device) is not None
+    assert streams == [device]

@@ -98,8 +98,17 @@ def test_a_gpu_gives_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_the_allocator_holds_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70, 80))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 6)
-    assert reachable_memory(torch.device("cuda")) == 76
-    assert reachable_memory(CPU) is None
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 5)
+    assert reachable_memory(torch.device("cuda"), kept_bytes=5) == 76
+    assert reachable_memory(CPU, kept_bytes=5) is None
+
+
+def test_what_libraries_hold_of_the_allocators_memory_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS's workspaces: one for each stream, for good."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 6)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 5)
+    assert reachable_memory(torch.device("cuda"), kept_bytes=3) == 74
 
 
 @pytest.mark.parametrize(
