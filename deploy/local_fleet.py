@@ -40,7 +40,7 @@ _STOP_MARGIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSpec:
+class LocalSpec:
     """What to run. The options are those of `radixfleet router` and `radixfleet worker`, by field name."""
 
     num_workers: int
@@ -70,7 +70,7 @@ class FleetSpec:
 class LocalFleet:
     """A running fleet, as an async context manager: ready when entered, all stopped when left."""
 
-    def __init__(self, spec: FleetSpec, progress: Tell) -> None:
+    def __init__(self, spec: LocalSpec, progress: Tell) -> None:
         self.endpoint = ""
         """host:port of the router."""
         self.http_endpoint = ""

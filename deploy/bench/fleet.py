@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.local_fleet import LocalFleet, LocalSpec
 from deploy.progress import Tell
 from loadtest.callers import Caller, GrpcCaller
 from loadtest.catalog import CATALOG, Size
@@ -120,7 +120,7 @@ async def grpc_caller(endpoint: Endpoint, demand: Demand) -> AsyncIterator[Calle
 
 def simulated_fleet(policy: str, num_workers: int, kv_tokens: int, tell: Tell) -> LocalFleet:
     """A router with `policy` and workers that pretend to be GPUs with `kv_tokens` each: real processes, real time."""
-    spec = FleetSpec(
+    spec = LocalSpec(
         num_workers=num_workers,
         router_options={"port": 0, "metrics_port": 0, "http_port": -1, "policy": policy, "log_level": "warning"},
         worker_options={"model": "demo", "runner": "sim", "max_total_tokens": kv_tokens, "log_level": "warning"},

@@ -14,7 +14,7 @@ from rich.console import Console
 from deploy.consoles import new_console
 from deploy.demo_script import PERSONAS, Persona
 from deploy.interruptible import run_interruptible
-from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.local_fleet import LocalFleet, LocalSpec
 from deploy.progress import Progress
 from deploy.prompts import write_text
 from deploy.tables import completions_table, pools_table, print_whole
@@ -47,7 +47,7 @@ async def _demo(num_workers: int, model: str, max_new_tokens: int) -> int:
     run_dir = Path(tempfile.mkdtemp(prefix="radixfleet-demo-"))
     with Progress(console) as progress:
         path = await asyncio.to_thread(resolve_model, model, lambda text: progress(f"model: {text}"))
-        spec = FleetSpec(
+        spec = LocalSpec(
             num_workers=num_workers,
             router_options={"port": 0, "metrics_port": 0, "http_port": -1},
             worker_options={"model": str(path), "served_model_name": model},

@@ -16,7 +16,7 @@ from deploy.endpoints import DEFAULT_PORT
 from deploy.fleet.one_machine import on_one_machine
 from deploy.fleet.spec import read_spec
 from deploy.local_access import LocalAccess
-from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.local_fleet import LocalFleet, LocalSpec
 from deploy.progress import Progress
 from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client
@@ -110,7 +110,7 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     run_dir = _usable(run_dir)
     access = LocalAccess.from_settings(settings, run_dir)
     divided = {name: getattr(settings, name) for name in _DIVIDED if name in settings.model_fields_set}
-    spec = FleetSpec(
+    spec = LocalSpec(
         num_workers=num_workers,
         router_options={
             **access.options,
@@ -171,7 +171,7 @@ def _up_file(file: Path, run_dir: Path | None, console: Console) -> int:
         return asyncio.run(_keep_up(spec, access, console, progress))
 
 
-async def _keep_up(spec: FleetSpec, access: LocalAccess, console: Console, progress: Progress) -> int:
+async def _keep_up(spec: LocalSpec, access: LocalAccess, console: Console, progress: Progress) -> int:
     """Until SIGINT or SIGTERM, which both arrive as a cancellation."""
     task = asyncio.current_task()
     assert task is not None

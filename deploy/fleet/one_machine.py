@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from deploy.fleet.spec import FleetSpec as FileSpec
+from deploy.fleet.spec import FleetSpec
 from deploy.local_access import LocalAccess
-from deploy.local_fleet import FleetSpec
+from deploy.local_fleet import LocalSpec
 from deploy.machine import worker_share
 from deploy.processes import ChildSpec, file_stem
 from radixfleet.settings import check
@@ -21,7 +21,7 @@ from worker.config import WorkerSettings
 
 
 @dataclass(frozen=True, slots=True)
-class MachineFleet(FleetSpec):
+class MachineSpec(LocalSpec):
     """Children find their settings in files of `run_dir`, since what is secret must not stand on a command line."""
 
     workers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
@@ -47,7 +47,7 @@ class MachineFleet(FleetSpec):
         return str(path)
 
 
-def on_one_machine(spec: FileSpec, run_dir: Path) -> tuple[MachineFleet, LocalAccess]:
+def on_one_machine(spec: FleetSpec, run_dir: Path) -> tuple[MachineSpec, LocalAccess]:
     """The processes, and how they are reached. Raises SettingsError and UnusableFile."""
     run_dir.mkdir(parents=True, exist_ok=True)
     workers = tuple(
@@ -59,7 +59,7 @@ def on_one_machine(spec: FileSpec, run_dir: Path) -> tuple[MachineFleet, LocalAc
     access = LocalAccess.from_settings(check(WorkerSettings, spec.worker_settings(first), first), run_dir)
     token = access.options["admin_token"]
     shared = {"admin_token": token} if token is not None else {}
-    fleet = MachineFleet(
+    fleet = MachineSpec(
         num_workers=len(workers),
         router_options={**shared, **spec.router_settings(0)},
         worker_options={},
@@ -71,6 +71,6 @@ def on_one_machine(spec: FileSpec, run_dir: Path) -> tuple[MachineFleet, LocalAc
     return fleet, access
 
 
-def _longest_drain(spec: FileSpec) -> float:
+def _longest_drain(spec: FleetSpec) -> float:
     of_workers = [check(WorkerSettings, spec.worker_settings(model), model).drain_grace_s for model in spec.models]
     return max(check(RouterSettings, spec.router_settings(0), "routers").drain_grace_s, *of_workers)

@@ -17,7 +17,7 @@ from random import Random
 import click
 from rich.console import Console
 
-from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.local_fleet import LocalFleet, LocalSpec
 from deploy.top.screen import Frame, screen
 from deploy.top.view import View
 from radixfleet.client import Client
@@ -83,7 +83,7 @@ def main(minutes: float, model: str) -> None:
 
 async def _run(seconds: float, model: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        spec = FleetSpec(
+        spec = LocalSpec(
             num_workers=WORKERS,
             router_options={"port": 0, "metrics_port": 0, "http_port": 0, "console_prompts": True},
             worker_options={"model": model, "runner": "sim", "max_total_tokens": 60_000},

@@ -30,7 +30,7 @@ from random import Random
 import click
 import psutil
 
-from deploy.local_fleet import FleetSpec, LocalFleet
+from deploy.local_fleet import LocalFleet, LocalSpec
 from radixfleet.answers import Completion
 from radixfleet.client import Client
 from radixfleet.errors import RadixfleetError
@@ -234,7 +234,7 @@ async def run(minutes: float, seed: int) -> bool:
         faults.mkdir()
         os.environ["SOAK_FAULTS"] = str(faults)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(FAULTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-        spec = FleetSpec(NUM_WORKERS, router_options, worker_options, Path(directory))
+        spec = LocalSpec(NUM_WORKERS, router_options, worker_options, Path(directory))
         async with LocalFleet(spec, Progress()) as fleet:
             return await soak(fleet, faults, minutes, seed)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from deploy import local_fleet
-from deploy.local_fleet import FleetSpec, LocalFleet, stopping_text
+from deploy.local_fleet import LocalFleet, LocalSpec, stopping_text
 from deploy.processes import Child, ChildFailed, ChildSpec
 from radixfleet.background import beside
 from radixfleet.endpoint import Endpoint
@@ -18,8 +18,8 @@ from radixfleet.watched_file import UnusableFile
 from tests.support.waiting import until
 
 
-def spec(router_options: dict[str, Any], worker_options: dict[str, Any]) -> FleetSpec:
-    return FleetSpec(2, router_options, {"device": "cpu", **worker_options}, Path("run"))
+def spec(router_options: dict[str, Any], worker_options: dict[str, Any]) -> LocalSpec:
+    return LocalSpec(2, router_options, {"device": "cpu", **worker_options}, Path("run"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from deploy.commands.up import up
-from deploy.local_fleet import FleetSpec
+from deploy.local_fleet import LocalSpec
 
 EXAMPLE = Path("deploy/fleet/example.yaml").resolve()
 
@@ -36,11 +36,11 @@ def test_one_port_given_twice_is_refused_by_the_names_of_its_own_options(option:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[FleetSpec]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[LocalSpec]:
     """What `up` would have run."""
-    specs: list[FleetSpec] = []
+    specs: list[LocalSpec] = []
 
-    async def keep_up(spec: FleetSpec, *_: object) -> int:
+    async def keep_up(spec: LocalSpec, *_: object) -> int:
         specs.append(spec)
         return 0
 
@@ -55,7 +55,7 @@ def options_of(arguments: Sequence[str], *names: str) -> list[str]:
 
 
 def test_what_a_settings_file_says_of_threads_and_memory_goes_before_a_workers_share(
-    started: list[FleetSpec], tmp_path: Path
+    started: list[LocalSpec], tmp_path: Path
 ) -> None:
     file = tmp_path / "worker.yaml"
     file.write_text("model: demo\ndevice: cpu\nthreads: 3\ndevice_memory: 1GiB\n")
@@ -66,7 +66,7 @@ def test_what_a_settings_file_says_of_threads_and_memory_goes_before_a_workers_s
 
 
 def test_workers_on_the_cpu_need_no_gpu_each_wherever_that_was_said(
-    started: list[FleetSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: list[LocalSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RADIXFLEET_WORKER_DEVICE", "cpu")
     monkeypatch.setattr("deploy.machine.gpu_names", lambda: ["0"])
