@@ -102,6 +102,8 @@ class Cluster:
                 if isinstance(error.cause, RadixfleetError | SettingsError):
                     raise error.cause from error
                 raise
+            except RayError as error:  # the head was lost meanwhile
+                raise Unavailable(f"the supervisor cannot be asked: {_said(error)}") from error
 
     def node_id(self, name: str) -> str:
         """Of a node, by the beginning of its id or by its address. Raises InvalidRequest."""

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, RaySystemError, RayTaskError
 
 from deploy.fleet import cluster, ray_hosting
 from deploy.fleet.cluster import Cluster, NoFleet
 from deploy.fleet.ray_hosting import RayHosting
+from radixfleet.errors import Unavailable
 
 
 def actor(**methods: Callable[..., Any]) -> SimpleNamespace:
@@ -36,6 +37,16 @@ def test_a_supervisor_that_somebody_took_down_meanwhile_is_no_fleet_any_more(mon
     monkeypatch.setattr(cluster.RayStore, "load", lambda _: None)
     monkeypatch.setattr(cluster, "_RETRY_S", 0.0)
     with pytest.raises(NoFleet):
+        Cluster().order("status")
+
+
+def test_a_cluster_that_is_lost_in_the_midst_of_an_order_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(*_: object, **__: object) -> None:
+        raise RaySystemError("the GCS is gone")
+
+    monkeypatch.setattr(cluster.ray, "get", get)
+    monkeypatch.setattr(cluster.ray, "get_actor", lambda *_: actor(status=lambda: "a reference"))
+    with pytest.raises(Unavailable, match="the GCS is gone"):
         Cluster().order("status")
 
 
