@@ -12,6 +12,7 @@ counters is never missed. Two tables, of which the older is dropped every `WINDO
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +69,8 @@ class HotPrefixes:
         self._samples = samples
         self._now: dict[int, _Counter] = {}
         self._before: dict[int, _Counter] = {}
+        self._by_saved: list[tuple[int, int]] = []
+        """A heap of (saved tokens, key) of all in `_now`, as they once were: they have only grown since."""
         self._turned_s = clock.now()
 
     def saved(self, block_hashes: npt.NDArray[np.uint64], tokens: TokenArray, model: str, cached_tokens: int) -> None:
@@ -84,9 +87,9 @@ class HotPrefixes:
         counter = self._now.get(key)
         if counter is None:
             sample = Sample(tokens[:_SAMPLE_TOKENS].copy(), model) if self._samples else None
-            counter = self._now[key] = _Counter(depth, 0, 0, 0, sample)
-            if len(self._now) > self._counters:
-                self._replace_least(key, counter)
+            taken_over = self._drop_least() if len(self._now) >= self._counters else 0
+            counter = self._now[key] = _Counter(depth, taken_over, taken_over, 0, sample)
+            heappush(self._by_saved, (taken_over, key))
         counter.saved_tokens += cached_tokens
         counter.requests += 1
 
@@ -96,10 +99,16 @@ class HotPrefixes:
         found = [self._joined(key) for key in self._now.keys() | self._before.keys()]
         return sorted(found, key=lambda prefix: (-prefix.saved_tokens, prefix.block_hash))[:count]
 
-    def _replace_least(self, key: int, counter: _Counter) -> None:
-        """The new one takes over the count of the least of the others."""
-        least = min((other for other in self._now if other != key), key=lambda other: self._now[other].saved_tokens)
-        counter.saved_tokens = counter.error_tokens = self._now.pop(least).saved_tokens
+    def _drop_least(self) -> int:
+        """Make room for another one, which takes over the count that is returned."""
+        while True:
+            saved_tokens, key = self._by_saved[0]
+            now_tokens = self._now[key].saved_tokens
+            if now_tokens == saved_tokens:
+                heappop(self._by_saved)
+                del self._now[key]
+                return saved_tokens
+            heapreplace(self._by_saved, (now_tokens, key))
 
     def _joined(self, key: int) -> HotPrefix:
         both = [table[key] for table in (self._now, self._before) if key in table]
@@ -117,5 +126,5 @@ class HotPrefixes:
         if age_s < WINDOW_S:
             return
         self._before = self._now if age_s < 2 * WINDOW_S else {}
-        self._now = {}
+        self._now, self._by_saved = {}, []
         self._turned_s = self._clock.now()

@@ -62,6 +62,27 @@ def test_memory_is_bounded_and_the_heavy_one_is_never_missed():
     assert true_tokens <= heavy.saved_tokens <= true_tokens + heavy.error_tokens
 
 
+class Read(dict):
+    """Counts how often an entry is read."""
+
+    reads = 0
+
+    def __getitem__(self, key):
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_a_prefix_that_takes_anothers_place_looks_at_few():
+    hot = HotPrefixes(ManualClock(), counters=256)
+    for name in range(256):
+        save(hot, prompt(name, 1), cached_tokens=BLOCK_TOKENS * (1 + name % 7))
+    hot._now = read = Read(hot._now)
+    for name in range(256, 1024):
+        save(hot, prompt(name, 1), cached_tokens=BLOCK_TOKENS)
+    assert len(read) == 256
+    assert read.reads < 4 * 768
+
+
 def test_old_fame_fades():
     clock = ManualClock()
     hot = HotPrefixes(clock)
