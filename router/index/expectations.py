@@ -16,24 +16,21 @@ from router.index.holds import Holds
 GRACE_REPORTS = 3
 """The report on its way when a request ends may be older than the caching of its last blocks; later ones are not."""
 
-_NEVER = 0
-"""The date of what is held: it means nothing, and `set_due` gives another."""
-
 
 class Expectations:
     """See the module."""
 
     def __init__(self, holds: Holds) -> None:
         self._holds = holds
-        self.blocks: dict[int, int] = {}
-        """Block -> number of the report by which it must have come. Means nothing while the block is held."""
+        self.blocks: set[int] = set()
+        """All of them. Written here alone."""
         self._reports = 0
         self._due: deque[tuple[int, set[int]]] = deque()
-        """The same by report: no block is due at a report that is not here."""
+        """Number of a report, and what must have come by it: what is expected, not held, and not here again later."""
 
     def expect(self, blocks: Iterable[int]) -> None:
         """Wait for `blocks`, which are held, or for which `set_due` is called next."""
-        self.blocks.update(dict.fromkeys(blocks, _NEVER))
+        self.blocks.update(blocks)
 
     def among(self, blocks: Iterable[int]) -> list[int]:
         """Those of `blocks` that are expected."""
@@ -42,23 +39,22 @@ class Expectations:
     def settle(self, blocks: Iterable[int]) -> None:
         """They have come, or are gone."""
         if self.blocks:
-            for block in filter(self.blocks.__contains__, blocks):
-                del self.blocks[block]
+            self.blocks.difference_update(blocks)
 
     def only(self, blocks: Iterable[int]) -> None:
         """Wait for these and no others; they are held."""
-        self.blocks = dict.fromkeys(blocks, _NEVER)
+        self.blocks = set(blocks)
         self._due.clear()
 
     def set_due(self, blocks: list[int]) -> None:
-        """Give a date to those of `blocks` that are expected and not held."""
-        pending = self._holds.free(self.among(blocks))
+        """Give a date to those of `blocks` that are expected. It means nothing while they are held.
+
+        A lease that ends calls this for all that it alone held.
+        """
         due = self._reports + GRACE_REPORTS
-        self.blocks.update(dict.fromkeys(pending, due))
-        if self._due and self._due[-1][0] == due:
-            self._due[-1][1].update(pending)
-        elif pending:
-            self._due.append((due, set(pending)))
+        if not self._due or self._due[-1][0] < due:
+            self._due.append((due, set()))
+        self._due[-1][1].update(blocks)
 
     def reported(self) -> None:
         """The worker has reported once more."""
@@ -68,10 +64,13 @@ class Expectations:
         """What has not come in time; it is to be dropped. A later lease has set a later date, or will when it ends."""
         late: list[int] = []
         while self._due and self._due[0][0] <= self._reports:
-            due, blocks = self._due.popleft()
-            late += [block for block in blocks if self.blocks.get(block) == due and block not in self._holds]
+            _, blocks = self._due.popleft()
+            late += [block for block in blocks & self.blocks if block not in self._holds and not self._is_dated(block)]
         return late
 
     def dated(self) -> set[int]:
-        """Blocks that have a date, or had one. O(blocks)."""
+        """Blocks that have a date, if they are expected. O(blocks)."""
         return set().union(*(blocks for _, blocks in self._due))
+
+    def _is_dated(self, block: int) -> bool:
+        return any(block in blocks for _, blocks in self._due)

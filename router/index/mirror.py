@@ -226,7 +226,7 @@ class Mirror:
     def check(self) -> None:
         """Raise AssertionError when the books do not agree. O(blocks)."""
         self._holds.check()
-        leased, coming, expected = self._holds.leased.keys(), self._holds.coming.keys(), self._expected.blocks.keys()
+        leased, coming, expected = self._holds.leased.keys(), self._holds.coming.keys(), self._expected.blocks
         here, recorded, held = self._order.last_use.keys(), self._order.recorded(), leased | coming
         is_full = len(self) > max(self.bound_blocks, len(held))
         faults = {

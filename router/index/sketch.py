@@ -101,7 +101,7 @@ class Sketch:
         """How many blocks the worker can hold, as it reported."""
         mirror = self._mirror(slot)
         mirror.set_capacity(blocks)
-        self._clear(slot, mirror.trim())
+        self._trim(slot, mirror)
 
     def match(self, hashes: HashArray) -> DepthArray:
         """How many leading blocks of a prompt each worker holds, by slot (0 for a free slot).
@@ -159,7 +159,7 @@ class Sketch:
         settled_use = mirror.settled_use(blocks[known - 1]) if known else None
         joined = mirror.lease(blocks, known, self._clock.now())
         self._mark(slot, joined)
-        self._clear(slot, mirror.trim())
+        self._trim(slot, mirror)
         self._open_leases += 1
         return BlockLease(slot, blocks, prompt_tokens, known, lasting, len(joined), settled_use, mirror)
 
@@ -192,13 +192,13 @@ class Sketch:
         joined = lease.mirror.release(lease.blocks, output)
         if joined:
             self._mark(lease.slot, joined)
-        self._clear(lease.slot, lease.mirror.trim())
+        self._trim(lease.slot, lease.mirror)
 
     def abandon(self, lease: BlockLease) -> None:
         """The request ended, and the worker never began it: blocks that only it would have brought are not there."""
         if self._close(lease):
             self._clear(lease.slot, lease.mirror.abandon(lease.blocks))
-            self._clear(lease.slot, lease.mirror.trim())
+            self._trim(lease.slot, lease.mirror)
 
     def apply_digest(self, slot: int, incarnation: int, sequence: int, hashes: HashArray) -> None:
         """All blocks that the worker holds, as of its report `sequence`. Leased blocks stay: they are in flight.
@@ -241,13 +241,13 @@ class Sketch:
             return
         self._clear(slot, mirror.go(gone.tolist()))
         self._mark(slot, mirror.come(coming.tolist()))
-        self._clear(slot, mirror.trim())
+        self._trim(slot, mirror)
 
     def lose_truth(self, slot: int) -> None:
         """The stream of reports broke off; until the next digest the sketch has only its own record."""
         mirror = self._mirror(slot)
         mirror.lose_truth()
-        self._clear(slot, mirror.trim())
+        self._trim(slot, mirror)
 
     def check(self) -> None:
         """Raise AssertionError when map and mirrors do not agree. O(blocks)."""
@@ -284,13 +284,20 @@ class Sketch:
         left, joined = change
         self._clear(slot, left)
         self._mark(slot, joined)
-        self._clear(slot, self._mirror(slot).trim())
+        self._trim(slot, self._mirror(slot))
+
+    def _trim(self, slot: int, mirror: Mirror) -> None:
+        """Make room down to the bound."""
+        left = mirror.trim()
+        if left:
+            self._clear(slot, left)
 
     def _mark(self, slot: int, blocks: Collection[int]) -> None:
         """Set the worker's bit. Blocks of one prefix mostly have the same holders: neighbours share one mask object."""
         masks, bit = self._masks, _bit(slot)
         if masks.keys().isdisjoint(blocks):  # what is new to the worker is mostly new to all
-            masks.update(dict.fromkeys(blocks, bit))
+            for block in blocks:
+                masks[block] = bit
             return
         seen, joined = 0, bit
         for block in blocks:
