@@ -19,7 +19,7 @@ from router.dispatch.lease import Decision, Lease
 from router.dispatch.request import PreparedRequest
 from router.fleet_view import FleetView
 from router.index import HotPrefixes, Sketch
-from router.metrics import REASONS, RouterMetrics
+from router.metrics import RouterMetrics
 from router.policies import Policy
 from router.view import Ranking, RequestView, ineligible_reason
 from router.workers.group import ModelGroup
@@ -80,13 +80,23 @@ class Chooser:
         self._random = random
         self._hot_prefixes = hot_prefixes
         self._bookings = 0
-        self._decisions = {reason: metrics.decisions.labels(reason) for reason in REASONS}
 
     def choose(self, request: PreparedRequest, *, excluded: Collection[WorkerState] = ()) -> Lease:
         """Choose a worker not in `excluded` and book the request there. Raises Unavailable when there is none."""
         began_s = perf_counter()
         group = self._registry.group(request.model)
-        workers = _suitable(group, request, excluded)
+        return self._booked(request, group, _suitable(group, request, excluded), began_s)
+
+    def choose_unless_saturated(self, request: PreparedRequest) -> Lease | None:
+        """`choose`, or None while the request would wait on every worker that could get it."""
+        began_s = perf_counter()
+        group = self._registry.group(request.model)
+        workers = _suitable(group, request)
+        if workers.is_saturated(request.prompt_tokens):
+            return None
+        return self._booked(request, group, workers, began_s)
+
+    def _booked(self, request: PreparedRequest, group: ModelGroup, workers: FleetView, began_s: float) -> Lease:
         view = self._view(request)
         ranking = self._policy.rank(view, workers, self._random)
         if ranking.slot is None:
@@ -116,13 +126,8 @@ class Chooser:
             metrics=self._metrics,
             hot_prefixes=self._hot_prefixes,
         )
-        self._decisions[ranking.reason].inc()
-        self._metrics.decision_s.observe(perf_counter() - began_s)
+        self._metrics.decisions.count(ranking.reason, perf_counter() - began_s)
         return lease
-
-    def is_saturated(self, request: PreparedRequest) -> bool:
-        """Whether the request would wait on every worker that could get it. False when there is none at all."""
-        return _suitable(self._registry.group(request.model), request).is_saturated(request.prompt_tokens)
 
     def explain(self, request: PreparedRequest) -> Explanation:
         """What `choose` would do now. Books nothing and changes nothing."""

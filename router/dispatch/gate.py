@@ -79,6 +79,9 @@ class Gate:
             raise DeadlineExceeded("the deadline passed while the request waited for a worker") from None
         except asyncio.CancelledError:
             self._leave(waiting)
+            left_s = deadline()
+            if left_s is not None and left_s <= 0:  # someone else minds it too, and was first
+                self._metrics.queue_refusals.labels("deadline").inc()
             raise
         finally:
             queue.remove(place)
@@ -89,9 +92,9 @@ class Gate:
 
     def enter_at_once(self, request: PreparedRequest) -> Lease | None:
         """A worker for the request, booked; None when it has to wait. Raises Unavailable."""
-        if self._queues.get(request.model) or (self._max_waiting and self._chooser.is_saturated(request)):
+        if self._queues.get(request.model):
             return None
-        return self._chooser.choose(request)
+        return self._chooser.choose_unless_saturated(request) if self._max_waiting else self._chooser.choose(request)
 
     def enter_again(self, request: PreparedRequest, excluded: Collection[WorkerState]) -> Lease:
         """Another worker, booked, for a request that was let in before: it has waited once. Raises Unavailable."""
@@ -110,14 +113,17 @@ class Gate:
 
     def _serve(self, queue: AdmissionQueue[_Waiting]) -> None:
         """Give leases in order, until nobody waits or no worker has a place."""
-        while (waiting := queue.next) is not None and not self._chooser.is_saturated(waiting.request):
+        while (waiting := queue.next) is not None:
+            if not waiting.lease.done():  # else its client left in this turn of the event loop
+                try:
+                    lease = self._chooser.choose_unless_saturated(waiting.request)
+                except RadixfleetError as error:
+                    waiting.lease.set_exception(error)
+                else:
+                    if lease is None:
+                        return
+                    waiting.lease.set_result(lease)
             queue.take()
-            if waiting.lease.done():  # its client left in this turn of the event loop
-                continue
-            try:
-                waiting.lease.set_result(self._chooser.choose(waiting.request))
-            except RadixfleetError as error:
-                waiting.lease.set_exception(error)
 
     def _leave(self, waiting: _Waiting) -> None:
         """Nobody waits for this lease any more. It may have been given in this very turn of the event loop."""

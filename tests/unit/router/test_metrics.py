@@ -74,3 +74,18 @@ def test_every_label_value_is_exported_before_it_is_first_counted() -> None:
     ):
         for value in values:
             assert registry.get_sample_value(f"radixfleet_router_{name}_total", {label: value}) == 0
+
+
+def test_choices_are_counted_by_their_reason_and_by_what_they_took() -> None:
+    metrics = RouterMetrics()
+    for reason, seconds in (("load", 1e-6), ("load", 3e-6), ("prefix", 1.0)):
+        metrics.decisions.count(reason, seconds)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"radixfleet_router_{name}", labels)
+
+    assert (value("decisions_total", reason="load"), value("decisions_total", reason="prefix")) == (2, 1)
+    within = [value("decision_seconds_bucket", le=bound) for bound in ("1e-06", "2.5e-06", "5e-06", "0.005", "+Inf")]
+    assert within == [1, 1, 2, 2, 3], "a bucket has what took no longer than its bound"
+    assert value("decision_seconds_count") == 3
+    assert value("decision_seconds_sum") == 1.000004

@@ -140,9 +140,9 @@ def test_look_aside_requests_do_not_count_on_the_places_of_other_engines() -> No
     parts.add("engine", dialect="sglang")
     parts.workers[0].capacity = replace(CAPACITY, max_running_requests=1)
     parts.workers[0].changed()
-    parts.chooser.choose(prepared(300, look_aside=True))
-    assert parts.chooser.is_saturated(prepared(300, look_aside=True))
-    assert not parts.chooser.is_saturated(prepared(300))
+    assert parts.chooser.choose_unless_saturated(prepared(300, look_aside=True)) is not None
+    assert parts.chooser.choose_unless_saturated(prepared(300, look_aside=True)) is None
+    assert parts.chooser.choose_unless_saturated(prepared(300)) is not None
 
 
 def test_look_aside_without_a_worker_of_our_own_says_what_to_do() -> None:

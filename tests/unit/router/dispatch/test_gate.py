@@ -129,6 +129,23 @@ async def test_without_a_queue_requests_wait_in_the_engines() -> None:
         lease.settle(Verdict.ANSWERED)
 
 
+@pytest.mark.parametrize(("left_s", "counted"), [(0.0, 1), (30.0, 0), (None, 0)])
+async def test_a_deadline_counts_whoever_minds_it_first(left_s: float | None, counted: int) -> None:
+    """gRPC and `RouteStream` mind it as well, and cancel the wait."""
+    entrance = Entrance(workers=1, places=1)
+    running = await entrance.enter()
+    left = iter([60.0, left_s])
+    waiting = asyncio.create_task(entrance.gate.enter(prepared(300), lambda: next(left)))
+    await until(lambda: entrance.gate.num_waiting == 1)
+    await turns()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert entrance.value("queue_refusals_total", cause="deadline") == counted
+    running.settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
 async def test_a_deadline_that_passes_in_the_queue_ends_the_wait() -> None:
     entrance = Entrance(workers=1, places=1)
     running = await entrance.enter()
