@@ -119,7 +119,7 @@ class Columns:
 
     def at(self, positions: IntArray) -> Columns:
         """Some of them."""
-        return Columns(self.slots[positions], self._table[:, positions])
+        return Columns(self.slots[positions], self._table.take(positions, axis=1))
 
     def named(self, costs: FloatArray) -> Mapping[int, float]:
         """A cost a worker, by slot."""

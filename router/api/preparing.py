@@ -44,18 +44,18 @@ class ServedModel:
 def tokens_of(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int | None) -> TokenArray:
     """The ids of a prompt of any form. Raises InvalidRequest."""
     form: PromptForm = convert.prompt_form(prompt)
-    if model.tokenizer is None and isinstance(form, np.ndarray):
-        if max_tokens is not None:
-            check_tokens(len(form), max_tokens)
-        return form
-    tokenizer = model.known_tokenizer
-    limit = max_tokens or model.info.max_context_tokens  # 0: of workers that are still loading
-    if limit and not isinstance(form, np.ndarray):
-        check_text(form, tokenizer.longest_token, limit)
-    tokens = tokenizer.encode_prompt(form)
+    if isinstance(form, np.ndarray):
+        tokens = form
+    else:
+        tokenizer = model.known_tokenizer
+        limit = max_tokens or model.info.max_context_tokens  # 0: of workers that are still loading
+        if limit:
+            check_text(form, tokenizer.longest_token, limit)
+        tokens = tokenizer.encode_prompt(form)
     if max_tokens is not None:
         check_tokens(len(tokens), max_tokens)
-    convert.check_tokens(tokens, vocab_size=model.info.vocab_size)
+    if model.tokenizer is not None:
+        convert.check_tokens(tokens, vocab_size=model.info.vocab_size)
     return tokens
 
 

@@ -236,9 +236,10 @@ def _is_small(tokens: inference_pb2.TokenIds) -> bool:
 
 def _checked_sampling(message: inference_pb2.SamplingParams, vocab_size: int | None) -> SamplingParams:
     """`sampling_params`, remembered: most requests have the parameters of others, and reading them costs 20 us."""
-    if message.ByteSize() > _SMALL_SAMPLING_BYTES:
+    data = message.SerializeToString()
+    if len(data) > _SMALL_SAMPLING_BYTES:
         return sampling_params(message, vocab_size=vocab_size)
-    return _remembered_sampling(message.SerializeToString(), vocab_size)
+    return _remembered_sampling(data, vocab_size)
 
 
 @lru_cache(maxsize=1024)

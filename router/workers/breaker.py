@@ -58,13 +58,12 @@ class Breaker:
     @property
     def admits(self) -> bool:
         """Whether a request may go to the worker now."""
-        state = self.state
-        return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._probing)
+        return self.is_closed or (self.state is BreakerState.HALF_OPEN and not self._probing)
 
     def acquire(self) -> bool:
         """A request goes to the worker. True: it is the probe; hand that back with its outcome."""
         assert self.admits, "the breaker admits no request"
-        self._probing = self.state is BreakerState.HALF_OPEN
+        self._probing = not self.is_closed
         return self._probing
 
     def success(self, *, probe: bool) -> None:
