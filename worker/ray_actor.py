@@ -128,8 +128,6 @@ class WorkerActor:
         except Exception as error:  # noqa: BLE001  whatever it was, the operator reads of it in the status
             _log.exception("the worker failed", worker=self._worker_id)
             self._failure = f"{type(error).__name__}: {error}"
-        finally:
-            self._worker = None
         if self._failure:
             _log.error("the worker cannot serve", worker=self._worker_id, why=self._failure)
 
@@ -146,7 +144,10 @@ class WorkerActor:
         self._engine = make_engine(settings, path, spec)
         async with running_worker(settings, spec, self._engine) as worker:
             self._worker = worker
-            await self._until_ending(worker)
+            try:
+                await self._until_ending(worker)
+            finally:
+                self._worker = None  # it leaves its routers now, and follows no others
 
     async def _until_ending(self, worker: Worker) -> None:
         """Raises EngineLoadError when it cannot serve, at first or after too many restarts of its engine."""

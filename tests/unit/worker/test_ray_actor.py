@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import pytest
 
+from tests.support.fake_engine import FakeEngine
+from tests.support.waiting import until
+from tests.support.worker_fixture import sim_worker
+from worker.app import Worker
 from worker.ray_actor import WorkerActor, node_share
 
 GIB = 1 << 30
@@ -51,3 +60,36 @@ async def test_a_report_is_given_while_the_addresses_of_the_routers_are_not_know
     finally:
         for task in (actor._life, actor._lifeline):
             task.cancel()
+
+
+async def test_a_worker_that_is_ending_registers_with_no_router_that_it_hears_of_now(monkeypatch):
+    """Its supervisor asks it for reports until it has ended."""
+    is_leaving, may_end = asyncio.Event(), asyncio.Event()
+    running: list[Worker] = []
+
+    @asynccontextmanager
+    async def running_worker(*_: object) -> AsyncIterator[Worker]:
+        async with sim_worker(engine=FakeEngine(), serving=False) as worker:
+            running.append(worker)
+            yield worker
+            is_leaving.set()
+            await may_end.wait()
+            assert not worker.registration._tasks
+
+    monkeypatch.setattr("worker.ray_actor.ray.get_runtime_context", Context)
+    monkeypatch.setattr("worker.ray_actor.running_worker", running_worker)
+    monkeypatch.setattr("worker.ray_actor.resolve_model", lambda *_: Path())
+    monkeypatch.setattr("worker.ray_actor.load_tokenizer_spec", lambda _: None)
+    monkeypatch.setattr("worker.ray_actor.make_engine", lambda *_: FakeEngine())
+    monkeypatch.setattr("worker.ray_actor._own_node", dict)
+    actor = WorkerActor("m-0", {"model": "m"}, 1.0)
+    try:
+        await until(lambda: bool(running))
+        ending = asyncio.create_task(actor.end())
+        await is_leaving.wait()
+        await actor.report(["127.0.0.1:1"])
+        may_end.set()
+        await ending
+        assert actor._failure == ""
+    finally:
+        actor._lifeline.cancel()
