@@ -48,7 +48,8 @@ class Access:
         clock: Clock | None = None,
     ) -> Self:
         """Raises UnusableFile, which says what to do, when files or settings are missing or wrong."""
-        tokens = watch_token(settings.admin_token.get_secret_value(), clock) if settings.admin_token else None
+        token = settings.admin_token
+        tokens = None if token is None else watch_token(token.get_secret_value(), clock)
         keys = watch_keys(settings.api_keys, clock) if settings.api_keys else None
         if keys is not None and tokens is None:
             raise UnusableFile(

@@ -24,6 +24,14 @@ def secret_text(value: object) -> object:
     return value
 
 
+def some_keys(value: object) -> object:
+    """An empty text is most likely a variable that is not set; taken for no keys, it would let everybody in."""
+    texts = [value] if isinstance(value, str) else value
+    if isinstance(texts, list | tuple) and texts and not any(str(text).strip(", ") for text in texts):
+        raise ValueError("is empty: name keys, or leave it out to let everybody in")
+    return value
+
+
 TlsCert: TypeAlias = Annotated[
     Path | None,
     Field(description="PEM file of this process's certificate and its chain: ports speak TLS; shown to peers too."),
@@ -43,6 +51,7 @@ TlsPeerName: TypeAlias = Annotated[
 ]
 ApiKeys: TypeAlias = Annotated[
     CommaList,
+    BeforeValidator(some_keys),
     Field(description="Clients' keys: NAME:SHA256 as `radixfleet keys new` prints them, or files of such lines."),
 ]
 AdminToken: TypeAlias = Annotated[

@@ -1,4 +1,4 @@
-"""The errors of Radixfleet, drawn as a tree, and nothing about how they travel (`convert` maps them to gRPC statuses).
+"""The errors of Radixfleet, drawn as a tree, and nothing about how they travel (`status` maps them to gRPC's).
 
     RadixfleetError
     ├── InvalidRequest        the client must change the request              INVALID_ARGUMENT

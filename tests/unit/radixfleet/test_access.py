@@ -74,12 +74,20 @@ def test_a_token_that_is_no_text_is_refused_without_showing_it(tmp_path: Path, w
         ({"tls_peer_name": "fleet"}, "tls_peer_name needs tls_ca"),
         ({"tls_ca": "no-such-file"}, "cannot read no-such-file"),
         ({"admin_token": "short"}, "at least 16 characters"),
+        ({"admin_token": ""}, "at least 16 characters"),
         ({"admin_token": "@no-such-file"}, "cannot read no-such-file"),
     ],
 )
 def test_what_is_missing_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UnusableFile, match=message):
         Access.from_settings(router(**values))
+
+
+@pytest.mark.parametrize("written", ["", " ", ("",), [","]])
+def test_keys_of_a_variable_that_is_not_set_do_not_open_the_doors(written: Any) -> None:
+    with pytest.raises(SettingsError, match="--api-keys is empty: name keys, or leave it out"):
+        load(RouterSettings, {"api_keys": written})
+    assert load(RouterSettings, {"api_keys": []}).api_keys == ()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.9.9.9"])
