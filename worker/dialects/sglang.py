@@ -158,9 +158,9 @@ class SglangServicer:
         """Ends by itself, when it is aborted, or when the call is cancelled."""
         self._received_s = time.time()
         is_cheap = request.ByteSize() <= _CHEAP_BYTES and not request.sampling_params.HasField("ebnf_grammar")
-        ours = generate_request(request) if is_cheap else await asyncio.to_thread(generate_request, request)
         writer = AnswerWriter(request)
         with self._call(request.request_id) as call:
+            ours = generate_request(request) if is_cheap else await asyncio.to_thread(generate_request, request)
             async with self._inference.running(ours, context.time_remaining) as generation:
                 call.generation = generation
                 if call.is_aborted:

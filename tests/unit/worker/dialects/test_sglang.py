@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import threading
 import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,13 +28,15 @@ from radixfleet.grpc_guard import door_of
 from radixfleet.guard import Door
 from radixfleet.text import Tokenizer
 from radixfleet.types import ChatMessage, ChatPrompt
-from radixfleet.v1 import inference_pb2_grpc
+from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.answers import generate
 from tests.support.byte_tokenizer import END_ID, byte_spec
 from tests.support.fake_engine import FakeEngine
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
+from worker.dialects import sglang
+from worker.dialects.sglang_requests import generate_request
 from worker.dialects.tokenizer_archive import tokenizer_archive
 
 pb = sglang_scheduler_pb2
@@ -244,6 +247,29 @@ async def test_requests_in_the_queue_and_with_one_id_are_aborted_too(played: Wor
         engine.admit(1)
         await stub.Abort(pb.AbortRequest(request_id="same"))
         assert [(await call.read()).complete.finish_reason for call in calls] == ["abort"] * 4
+
+
+async def test_a_request_that_is_still_being_read_is_aborted_too(
+    played: Worker, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behaviour 5: large ones are read beside the event loop."""
+    reading, aborted = threading.Event(), threading.Event()
+
+    def read(given: Any) -> inference_pb2.GenerateRequest:
+        reading.set()
+        assert aborted.wait(10)
+        return generate_request(given)
+
+    monkeypatch.setattr(sglang, "generate_request", read)
+    monkeypatch.setattr(sglang, "_CHEAP_BYTES", 0)
+    async with open_channel(played.address) as channel:
+        stub = sglang_scheduler_pb2_grpc.SglangSchedulerStub(channel)
+        call = stub.Generate(request([1, 2], request_id="large"))
+        await until(reading.is_set)
+        answer = await stub.Abort(pb.AbortRequest(request_id="large"))
+        aborted.set()
+        assert (await call.read()).complete.finish_reason == "abort"
+        assert answer.message == ""
 
 
 async def test_a_cancelled_call_ends_its_request(played: Worker, engine: FakeEngine) -> None:
