@@ -17,10 +17,17 @@ from radixfleet.types import FinishReason as Ending
 from radixfleet.v1 import inference_pb2
 from router.api.preparing import ServedModel
 from router.dispatch.request import PreparedRequest
-from router.http.openai.logprobs import TokenTexts, chat_logprobs, completion_logprobs, token_texts
+from router.http.openai.logprobs import (
+    TokenTexts,
+    chat_logprobs,
+    completion_logprobs,
+    joined_completion,
+    token_texts,
+)
 from router.http.openai.responses import (
     ChatDelta,
     ChatPart,
+    CompletionLogprobs,
     CompletionPart,
     FinishReason,
     PromptTokensDetails,
@@ -140,7 +147,19 @@ class _Echo:
 
     text: str
     token_ids: Sequence[int]
-    logprobs: list[inference_pb2.TokenLogprobs | None] = field(default_factory=lambda: [None])
+    logprobs: list[CompletionLogprobs] = field(default_factory=list)
+    num_told: int = 0
+    """Tokens in `logprobs`."""
+    num_characters: int = 0
+    """Of those tokens."""
+
+    def tell(self, logprobs: Sequence[inference_pb2.TokenLogprobs | None], texts: TokenTexts) -> None:
+        """Of the next tokens. As they come, run by run: those of a long prompt at once would stop the event loop."""
+        token_ids = self.token_ids[self.num_told : self.num_told + len(logprobs)]
+        told = completion_logprobs(token_ids, logprobs, texts, self.num_characters)
+        self.logprobs.append(told)
+        self.num_told += len(token_ids)
+        self.num_characters += sum(map(len, told.tokens))
 
 
 class CompletionChoices:
@@ -165,20 +184,23 @@ class CompletionChoices:
         if self._wants_echo:
             text = self._echo_text or model.known_tokenizer.decode(request.tokens, skip_special_tokens=False)
             self._echo = _Echo(text, request.tokens.tolist())
+            if self._texts is not None:
+                self._echo.tell([None], self._texts)
 
     def take(self, message: inference_pb2.GenerateResponse) -> list[CompletionPart]:
         """See `Choices`."""
         self.meter.take(message)
         kind = message.WhichOneof("event")
-        if kind == "prompt_logprobs" and self._echo is not None:
-            self._echo.logprobs.extend(message.prompt_logprobs.tokens)
+        if kind == "prompt_logprobs" and self._echo is not None and self._texts is not None:
+            self._echo.tell(message.prompt_logprobs.tokens, self._texts)
         if kind not in ("delta", "finished"):
             return []
         parts = []
         if message.index not in self._lengths:
             self._lengths[message.index] = 0
             if self._echo is not None:
-                parts.append(self._part(message.index, self._echo.text, self._echo.token_ids, self._echo.logprobs))
+                parts.append(self._part(message.index, self._echo.text, (), ()))
+                parts[0].logprobs = joined_completion(self._echo.logprobs)
         if kind == "delta":
             delta = message.delta
             if not self._prompt_only and (delta.text or self._texts is not None):
@@ -197,7 +219,7 @@ class CompletionChoices:
         index: int,
         text: str,
         token_ids: Sequence[int],
-        logprobs: Sequence[inference_pb2.TokenLogprobs | None],
+        logprobs: Sequence[inference_pb2.TokenLogprobs],
     ) -> CompletionPart:
         part = CompletionPart(self._first_index + index, text)
         if self._texts is not None and token_ids:

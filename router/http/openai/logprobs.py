@@ -88,3 +88,15 @@ def completion_logprobs(
         # Several tokens may have one text; the likeliest of them stands for it. The token itself is always told.
         lists.top_logprobs.append({text: entry.logprob} | {texts[top_id]: top for top_id, top in reversed(list(tops))})
     return lists
+
+
+def joined_completion(pieces: Sequence[CompletionLogprobs]) -> CompletionLogprobs | None:
+    """Of one text in pieces; None where there are none."""
+    if not pieces:
+        return None
+    return CompletionLogprobs(
+        [token for piece in pieces for token in piece.tokens],
+        [value for piece in pieces for value in piece.token_logprobs],
+        [top for piece in pieces for top in piece.top_logprobs or ()],
+        [offset for piece in pieces for offset in piece.text_offset],
+    )

@@ -25,6 +25,9 @@ from router.http.openai.requests import (
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's own default for completions. Less where the context leaves less: see `Generating`."""
 
+_MAX_SAMPLING_BYTES = 16 * 1024**2
+"""Of all prompts of a request: each has a copy of the parameters, and a grammar may have 256 KiB."""
+
 _NAMES = (
     ("sampling.min_new_tokens", "min_tokens"),
     ("sampling.prompt_logprobs", "logprobs"),
@@ -70,7 +73,14 @@ def completion_requests(request: CompletionRequest) -> list[inference_pb2.Genera
         sampling.logprobs = request.logprobs
         if request.echo:
             sampling.prompt_logprobs = request.logprobs
-    return [_generate(request, prompt, sampling) for prompt in _prompts(request.prompt)]
+    prompts, size = _prompts(request.prompt), sampling.ByteSize()
+    if len(prompts) * size > _MAX_SAMPLING_BYTES:
+        raise InvalidRequest(
+            f"prompt has {len(prompts)} prompts, and each would take {size} bytes of parameters with it: send fewer "
+            "at a time",
+            field="prompt",
+        )
+    return [_generate(request, prompt, sampling) for prompt in prompts]
 
 
 def chat_request(request: ChatRequest) -> inference_pb2.GenerateRequest:

@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec import UNSET
 
 from router.http.openai.answers import Part
+from router.http.openai.logprobs import joined_completion
 from router.http.openai.responses import (
     ChatAnswer,
     ChatChoice,
@@ -15,7 +16,6 @@ from router.http.openai.responses import (
     ChatMessage,
     ChatPart,
     CompletionAnswer,
-    CompletionLogprobs,
     CompletionPart,
     ToolCall,
     Usage,
@@ -91,12 +91,5 @@ def _joined_chat(pieces: Iterable[ChatLogprobs]) -> ChatLogprobs:
 
 def _completion_choice(parts: Sequence[CompletionPart]) -> CompletionPart:
     whole = CompletionPart(parts[0].index, "".join(part.text for part in parts), finish_reason=parts[-1].finish_reason)
-    pieces = [part.logprobs for part in parts if part.logprobs is not None]
-    if pieces:
-        whole.logprobs = CompletionLogprobs(
-            [token for piece in pieces for token in piece.tokens],
-            [value for piece in pieces for value in piece.token_logprobs],
-            [top for piece in pieces for top in piece.top_logprobs or ()],
-            [offset for piece in pieces for offset in piece.text_offset],
-        )
+    whole.logprobs = joined_completion([part.logprobs for part in parts if part.logprobs is not None])
     return whole

@@ -217,6 +217,23 @@ def test_an_echo_begins_with_the_prompt_and_its_probabilities() -> None:
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("cuts", [[], [1], [2], [1, 2, 3]])
+def test_the_probabilities_of_a_prompt_come_in_runs(cuts: list[int]) -> None:
+    entries = [inference_pb2.TokenLogprobs(logprob=-float(number)) for number in range(1, 5)]
+    runs = [entries[start:end] for start, end in zip([0, *cuts], [*cuts, 4], strict=True)]
+    told = [
+        inference_pb2.GenerateResponse(prompt_logprobs=inference_pb2.PromptLogprobs(start=1, tokens=run))
+        for run in runs
+    ]
+    choices = CompletionChoices(0, echo=True)
+    choices.begin(prepared(b"hello", logprobs=0), model())
+    answer = whole(choices, WholeCompletion(), started(), *told, delta("a", logprob=-0.5), finished())
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == list("helloa")
+    assert logprobs["token_logprobs"] == [None, -1.0, -2.0, -3.0, -4.0, -0.5]
+    assert logprobs["text_offset"] == [0, 1, 2, 3, 4, 5]
+
+
 def test_an_echo_is_the_text_that_the_client_sent() -> None:
     assert completion(started(), delta("a"), finished(), echo=True, echo_text="HI")["choices"][0]["text"] == "HIa"
 

@@ -150,6 +150,15 @@ def test_completions_that_are_refused(fields: dict[str, Any], field: str) -> Non
     assert caught.value.field == field
 
 
+def test_many_prompts_do_not_take_a_large_grammar_with_them() -> None:
+    """A body of 250 kB became 246 MB."""
+    grammar = {"regex": "a" * 200_000}
+    assert len(completions(prompt=["a"] * 80, structured_outputs=grammar)) == 80
+    with pytest.raises(InvalidRequest, match="send fewer at a time") as caught:
+        completions(prompt=["a"] * 1000, structured_outputs=grammar)
+    assert caught.value.field == "prompt"
+
+
 @pytest.mark.parametrize("fields", [{"best_of": 1}, {"best_of": 3, "n": 3}, {"suffix": ""}, {"logprobs": None}])
 def test_completions_that_ask_for_nothing_special(fields: dict[str, Any]) -> None:
     assert len(completions(**fields)) == 1
