@@ -53,6 +53,8 @@ _BROKEN = frozenset(
     }
 )
 """What gRPC makes of connections that are refused, break, or are reset, and of servers that stop."""
+_LATE = f"Stream removed ({DEADLINE_PASSED})"
+"""What gRPC makes of a deadline that passes before the stream has begun, or as the connection ends."""
 _RETRY_AFTER_S = 1.0
 _LONGEST_RETRY_S = 86400.0
 """A Duration has an end, and what one worker asks for is passed on to others."""
@@ -102,8 +104,7 @@ def error_from_rpc(call_error: grpc.aio.AioRpcError) -> RadixfleetError:
 
 def _by_grpc(code: grpc.StatusCode, message: str) -> RadixfleetError | None:
     """Of a status without details: what happened, where it is one that gRPC makes by itself."""
-    if message == f"Stream removed ({DEADLINE_PASSED})":
-        # What gRPC makes of a deadline that passes before the stream has begun, or as the connection ends.
+    if message == _LATE:
         return errors.DeadlineExceeded(DEADLINE_PASSED)
     if code is grpc.StatusCode.UNAVAILABLE:
         return errors.Unreachable(_in_plain_words(message))
@@ -146,8 +147,8 @@ def error_from_status(status: status_pb2.Status) -> RadixfleetError:
 
 
 def broke(call_error: grpc.aio.AioRpcError) -> bool:
-    """The connection broke, or there was none, rather than that the other side ended the call."""
-    return not was_told(call_error) and call_error.code() in _BROKEN
+    """The connection broke, or there was none, rather than that the other side or the deadline ended the call."""
+    return call_error.code() in _BROKEN and call_error.details() != _LATE and not was_told(call_error)
 
 
 def was_told(call_error: grpc.aio.AioRpcError) -> bool:

@@ -124,12 +124,9 @@ async def _end_of(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
 
 def failure_of(error: grpc.aio.AioRpcError, worker: str) -> LinkFailure:
     """What a failed call to `worker` means."""
-    detail = f"{error.code().name}: {error.details()}"
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return deadline_passed(detail)
     if broke(error):
-        return broken(worker, detail)
-    return LinkFailure("answer", error_from_rpc(error), detail)
+        return broken(worker, f"{error.code().name}: {error.details()}")
+    return refused(error_from_rpc(error))
 
 
 def broken(worker: str, detail: str) -> LinkFailure:

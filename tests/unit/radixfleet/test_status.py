@@ -118,6 +118,7 @@ def test_an_answer_whose_connection_breaks_says_how_far_it_got():
 def test_a_deadline_that_passes_as_the_connection_ends_is_a_deadline(code: grpc.StatusCode):
     error = error_from_rpc(bare(code, "Stream removed (Deadline Exceeded)"))
     assert isinstance(error, errors.DeadlineExceeded)
+    assert isinstance(stream_error(bare(code, "Stream removed (Deadline Exceeded)"), "r:1", 7), errors.DeadlineExceeded)
     assert str(Deadline(5.0, 0.0).named(error)).startswith("no answer within the client's timeout of 5 s: ")
     assert isinstance(error_from_rpc(bare(code, "Stream removed")), errors.InternalError)
 
