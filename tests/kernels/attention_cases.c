@@ -154,6 +154,24 @@ static void compare(const case_t *c, const void *out, tally_t *tally) {
   tally->num_cases++;
 }
 
+/* A token that is computed with those before it, as of a prompt, and after them, as an answer's, has the same bits. */
+static void check_token_alone(const case_t *c, rf_team *team, const char *together) {
+  int sequence = c->batch.num_sequences ? below(c->batch.num_sequences) : 0;
+  if (c->num_tokens == 0 || c->batch.lengths[sequence] == 0) return;
+  int token = below(c->batch.lengths[sequence]), first = c->batch.offsets[sequence] + token;
+  int32_t start = c->batch.starts[sequence] + token, length = 1, offset = 0;
+  size_t size = c->shape.is_bf16 ? 2 : 4, bytes = (size_t)(c->shape.num_heads * c->shape.head_dim) * size;
+  rf_batch batch = {1, &start, &length, &offset, c->batch.table_offsets + sequence, c->batch.table};
+  rf_attention_layer layer = c->layer;
+  layer.q = (const char *)layer.q + first * layer.q_stride * (int64_t)size;
+  layer.out = guarded(bytes, size);
+  rf_attention_plan *plan = rf_attention_plan_create(&batch, &c->shape, rf_team_size(team));
+  rf_attend(team, plan, &layer);
+  const char *expected = together + first * layer.out_stride * (int64_t)size;
+  CHECK(memcmp(expected, layer.out, bytes) == 0, "a token depends on those beside it");
+  rf_attention_plan_destroy(plan);
+}
+
 void check_attention(int num_cases, int num_threads) {
   tally_t tallies[] = {{.kind = "attention in float32"}, {.kind = "attention in bfloat16"}};
   rf_team *team = rf_team_create(num_threads), *alone = rf_team_create(1);
@@ -165,6 +183,7 @@ void check_attention(int num_cases, int num_threads) {
     compare(&c, out, &tallies[c.shape.is_bf16]);
     size_t bytes = (size_t)c.num_tokens * (size_t)c.layer.out_stride * (c.shape.is_bf16 ? 2 : 4);
     CHECK(memcmp(out, again, bytes) == 0, "attention depends on the number of threads");
+    check_token_alone(&c, team, out);
     rf_attention_plan_destroy(plan);
     rf_attention_plan_destroy(other);
     release_all();

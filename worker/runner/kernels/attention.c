@@ -9,7 +9,7 @@ size_t rf_scratch_bytes(void) { return sizeof(rf_attention_scratch); }
 static void rescale(rf_attention_scratch *scratch, int slot, int first, int num_rows, int head_dim, v16f scale) {
   for (int d = 0; d < rf_ceil_div(head_dim, 16); d++)
     for (int row = 0; row < num_rows; row++)
-      v_store(scratch->out[slot][d][row], v_load(scratch->out[slot][d][row]) * scale[first + row]);
+      for (int i = 0; i < 16; i++) scratch->out[slot][d][row][i] *= scale[first + row];
 }
 
 /* Attention of one item. */
@@ -42,8 +42,7 @@ static void begin_slot(const work_t *work, int slot, int kv_head, int token, int
   work->plan->kernel->load_queries(scratch, slot, rows, first, num_rows, head_dim);
   for (int d = 0; d < rf_ceil_div(head_dim, 16); d++)
     memset(scratch->out[slot][d], 0, sizeof scratch->out[slot][d][0] * (size_t)num_rows);
-  v_store(scratch->maximum[slot], v_splat(RF_HIDDEN));
-  v_store(scratch->sum[slot], (v16f){0});
+  for (int lane = 0; lane < RF_LANES; lane++) scratch->maximum[slot][lane] = RF_HIDDEN, scratch->sum[slot][lane] = 0;
 }
 
 static void end_slot(const work_t *work, int slot, int tile, int kv_head, int token, int first, int num_rows) {
@@ -53,14 +52,18 @@ static void end_slot(const work_t *work, int slot, int tile, int kv_head, int to
     void *to = row_of(work, work->layer->out, work->layer->out_stride, kv_head, token, row);
     float inverse = 1.0f / scratch->sum[tile][first + row];
     for (int dim = 0; dim < shape->head_dim; dim += 16) {
-      v16f x = work->plan->kernel->read_out(scratch, slot, row, dim, shape->head_dim) * inverse;
-      size_t count = (size_t)rf_min(16, shape->head_dim - dim);
-      if (shape->is_bf16) {
-        v16h narrow = v_to_bf16(x);
-        memcpy((uint16_t *)to + dim, &narrow, count * sizeof(uint16_t));
-      } else {
-        memcpy((float *)to + dim, &x, count * sizeof(float));
+      RF_ALIGNED float x[16];
+      RF_ALIGNED uint16_t narrow[16];
+      *(v16f *)x = work->plan->kernel->read_out(scratch, slot, row, dim, shape->head_dim);
+      for (int i = 0; i < 16; i += RF_WIDTH) {
+        v_store(x + i, v_load(x + i) * inverse);
+        v_store_bf16(narrow + i, v_load(x + i));
       }
+      size_t count = (size_t)rf_min(16, shape->head_dim - dim);
+      if (shape->is_bf16)
+        memcpy((uint16_t *)to + dim, narrow, count * sizeof *narrow);
+      else
+        memcpy((float *)to + dim, x, count * sizeof *x);
     }
   }
 }
@@ -118,10 +121,11 @@ static void attend_single(const work_t *work) {
       block = block_at(work, work->layer->keys, item->kv_head + i, position, num_positions);
       kernel->load_keys(scratch, i, &block, head_dim);
     }
-    kernel->score(scratch, 0, 0, item->num_kv_heads, block.count, head_dim);
+    kernel->score(scratch, 0, 0, item->num_kv_heads, num_rows, block.count, head_dim);
     v16f scale;
     v16i visible = (v16i){0} + (block.count - 1);
-    int scaled = kernel->soften(scratch, 0, block.count, visible, factor, &scale);
+    int scaled =
+        kernel->soften(scratch, 0, item->num_kv_heads * num_rows, block.count, visible, factor, &scale);
     for (int i = 0; i < item->num_kv_heads; i++) {
       block = block_at(work, work->layer->values, item->kv_head + i, position, num_positions);
       kernel->load_values(scratch, &block, head_dim);
@@ -173,9 +177,9 @@ static void attend_several(const work_t *work) {
       v16i visible = tiles[i].token_of_row + (start + tiles[i].token - position);
       int num_keys = rf_min(keys.count, visible[RF_LANES - 1] + 1);
       if (num_keys <= 0) continue; /* the block begins after the tile's last token */
-      kernel->score(scratch, i, 0, 1, num_keys, head_dim);
+      kernel->score(scratch, i, 0, 1, tiles[i].num_rows, num_keys, head_dim);
       v16f scale;
-      int scaled = kernel->soften(scratch, i, num_keys, visible, factor, &scale);
+      int scaled = kernel->soften(scratch, i, tiles[i].num_rows, num_keys, visible, factor, &scale);
       if (scaled && position > 0) rescale(scratch, i, 0, tiles[i].num_rows, head_dim, scale);
       kernel->accumulate(scratch, i, 0, tiles[i].num_rows, num_keys, head_dim);
     }

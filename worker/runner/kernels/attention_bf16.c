@@ -136,7 +136,33 @@ static inline __m512 coarse_exp2(v16f x) {
   return _mm512_scalef_ps((__m512)y, bounded);
 }
 
-static int soften(rf_attention_scratch *scratch, int tile, int num_keys, v16i visible, float factor, v16f *scale) {
+/* First half of `soften`: hides what is not visible, finds maximum and scale. Gives whether anything is hidden. */
+static int rf_hide_and_maximize(rf_attention_scratch *scratch, int tile, int num_keys, v16i visible,
+                                       float factor, v16f *scale) {
+  int filled = rf_ceil_div(num_keys, 16) * 16, any_hidden = v_any(visible < filled - 1);
+  v16f hidden = v_splat(RF_HIDDEN);
+  v16f maxima[4] = {hidden, hidden, hidden, hidden}; /* four, because one would wait for itself at each key */
+  for (int key = 0; key < filled; key += 4) {
+    for (int i = 0; i < 4; i++) {
+      v16f score = v_load(scratch->scores[key + i]);
+      if (any_hidden) {
+        score = v_select(visible >= key + i, score, hidden);
+        v_store(scratch->scores[key + i], score);
+      }
+      maxima[i] = v_max(score, maxima[i]); /* passes over a NaN, which stays in the score */
+    }
+  }
+  v16f old = v_load(scratch->maximum[tile]);
+  v16f highest = v_max(v_max(maxima[0], maxima[1]), v_max(maxima[2], maxima[3]));
+  v16f maximum = v_max(old, highest * factor);
+  *scale = v_exp2(old - maximum);
+  v_store(scratch->maximum[tile], maximum);
+  return any_hidden;
+}
+
+static int soften(rf_attention_scratch *scratch, int tile, int num_rows, int num_keys, v16i visible, float factor,
+                  v16f *scale) {
+  (void)num_rows; /* all lanes are computed */
   int any_hidden = rf_hide_and_maximize(scratch, tile, num_keys, visible, factor, scale);
   const __m512i order = _mm512_load_si512(interleave);
   int filled = rf_ceil_div(num_keys, 16) * 16;
@@ -171,8 +197,9 @@ static inline __m512i pair_of(const void *p) {
   return _mm512_set1_epi32(bits);
 }
 
-static void score_avx512(rf_attention_scratch *scratch, int q_slot, int k_slot, int num_slots, int num_keys,
-                         int head_dim) {
+static void score_avx512(rf_attention_scratch *scratch, int q_slot, int k_slot, int num_slots, int num_rows,
+                         int num_keys, int head_dim) {
+  (void)num_rows;
   int num_pairs = rf_ceil_div(head_dim, 32) * 16;
   for (int key = 0; key < rf_ceil_div(num_keys, 16) * 16; key += 8) {
     __m512 sums[8] = {{0}};
@@ -227,8 +254,9 @@ const rf_attention_kernel rf_attention_avx512_bf16 = {
 #ifdef RF_HAS_AMX
 
 /* Tiles 0 to 4 have 16 rows; 5 to 7 have as many as a slot, because products take less time with fewer. */
-static void score_amx(rf_attention_scratch *scratch, int q_slot, int k_slot, int num_slots, int num_keys,
+static void score_amx(rf_attention_scratch *scratch, int q_slot, int k_slot, int num_slots, int num_rows, int num_keys,
                       int head_dim) {
+  (void)num_rows;
   int num_groups = rf_ceil_div(num_keys, 16);
   for (int group = 0; group < num_groups; group += 2) {
     int two = group + 1 < num_groups;

@@ -21,7 +21,13 @@ typedef struct {
   /* Where K is read in place: groups of 16 keys, in the pool or in k, and bytes from key to key. */
   const char *k_groups[RF_SLOTS][RF_BLOCK / 16];
   int64_t k_strides[RF_SLOTS][RF_BLOCK / 16];
-  RF_ALIGNED float scores[RF_BLOCK][RF_LANES]; /* by key and row; then the probabilities */
+  /* Where K and V are read row by row: in the pool, or in k and v. */
+  const char *k_rows[RF_SLOTS][RF_BLOCK];
+  const char *v_rows[RF_BLOCK];
+  union { /* scores, then the probabilities */
+    RF_ALIGNED float scores[RF_BLOCK][RF_LANES];
+    RF_ALIGNED float by_row[RF_LANES][RF_BLOCK];
+  };
   RF_ALIGNED uint16_t p[RF_LANES][RF_BLOCK];   /* the same by row and key, where a form needs it */
   RF_ALIGNED float out[RF_SLOTS][RF_MAX_HEAD_DIM / 16][RF_LANES][16]; /* [dim / 16][row][dim % 16], or so */
   RF_ALIGNED float maximum[RF_SLOTS][RF_LANES];                       /* by tile, as the sums */
@@ -50,12 +56,15 @@ typedef struct {
                        int head_dim);
   void (*load_keys)(rf_attention_scratch *, int slot, const rf_block *, int head_dim);
   void (*load_values)(rf_attention_scratch *, const rf_block *, int head_dim);
-  /* scores[key][row] = sum over i < num_slots of q[q_slot + i] k[k_slot + i], for num_keys keys, filled up to 16. */
-  void (*score)(rf_attention_scratch *, int q_slot, int k_slot, int num_slots, int num_keys, int head_dim);
+  /* Scores of the num_rows rows of each of num_slots slots, which follow one another in a tile: q[q_slot + i]
+   * k[k_slot + i], for num_keys keys, filled up to 16. */
+  void (*score)(rf_attention_scratch *, int q_slot, int k_slot, int num_slots, int num_rows, int num_keys,
+                int head_dim);
   /* Scores become probabilities, 2^(score * factor - maximum), and 0 for keys after the last one that is `visible` to
    * the row. Moves maximum and sum of the tile. Gives whether `scale`, by which earlier output must be multiplied, is
    * other than 1 in any row. */
-  int (*soften)(rf_attention_scratch *, int tile, int num_keys, v16i visible, float factor, v16f *scale);
+  int (*soften)(rf_attention_scratch *, int tile, int num_rows, int num_keys, v16i visible, float factor,
+                v16f *scale);
   /* out[slot][row] += probabilities of row (first + row) times v, for num_rows rows. */
   void (*accumulate)(rf_attention_scratch *, int slot, int first, int num_rows, int num_keys, int head_dim);
   /* 16 elements of a row of out, from a multiple of 16 on. */
@@ -64,30 +73,6 @@ typedef struct {
 
 /* A score that gives probability 0. Finite, because differences of infinities are NaN. */
 #define RF_HIDDEN (-1e30f)
-
-/* First half of `soften`: hides what is not visible, finds maximum and scale. Gives whether anything is hidden. */
-static inline int rf_hide_and_maximize(rf_attention_scratch *scratch, int tile, int num_keys, v16i visible,
-                                       float factor, v16f *scale) {
-  int filled = rf_ceil_div(num_keys, 16) * 16, any_hidden = v_any(visible < filled - 1);
-  v16f hidden = v_splat(RF_HIDDEN);
-  v16f maxima[4] = {hidden, hidden, hidden, hidden}; /* four, because one would wait for itself at each key */
-  for (int key = 0; key < filled; key += 4) {
-    for (int i = 0; i < 4; i++) {
-      v16f score = v_load(scratch->scores[key + i]);
-      if (any_hidden) {
-        score = v_select(visible >= key + i, score, hidden);
-        v_store(scratch->scores[key + i], score);
-      }
-      maxima[i] = v_max(score, maxima[i]); /* passes over a NaN, which stays in the score */
-    }
-  }
-  v16f old = v_load(scratch->maximum[tile]);
-  v16f highest = v_max(v_max(maxima[0], maxima[1]), v_max(maxima[2], maxima[3]));
-  v16f maximum = v_max(old, highest * factor);
-  *scale = v_exp2(old - maximum);
-  v_store(scratch->maximum[tile], maximum);
-  return any_hidden;
-}
 
 extern const rf_attention_kernel rf_attention_f32;
 extern const rf_attention_kernel rf_attention_bf16_as_f32;

@@ -14,8 +14,8 @@ static const float highest = (127 + 31) * 0.693147181f + 1e-3f; /* with more tha
 static const float below_one = 1.0f - 1.0f / (1 << 24);
 
 /* 31 bits for each token; the multipliers and shifts of Wellons' lowbias32, the second half of the key between them. */
-static inline v16u hash_tokens(v16u tokens, const uint32_t *stream) {
-  v16u x = tokens ^ stream[0];
+static inline words hash_tokens(words tokens, const uint32_t *stream) {
+  words x = tokens ^ stream[0];
   x ^= x >> 16;
   x *= 0x7feb352du;
   x ^= stream[1];
@@ -35,21 +35,22 @@ static int64_t draw_row(const float *logits, int vocab_size, float largest, floa
   float factor = fminf(1 / temperature, 1e38f); /* finite: 0 for the likeliest token stays 0 */
   double reached = -INFINITY;
   int64_t token = 0;
-  v16u tokens = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  for (int first = 0; first < vocab_size; first += RF_LANES, tokens += RF_LANES) {
-    float padded[RF_LANES];
+  words tokens;
+  for (int lane = 0; lane < RF_WIDTH; lane++) tokens[lane] = (uint32_t)lane;
+  for (int first = 0; first < vocab_size; first += RF_WIDTH, tokens += RF_WIDTH) {
+    float padded[RF_WIDTH];
     const float *some = logits + first;
-    if (first + RF_LANES > vocab_size) {
-      for (int lane = 0; lane < RF_LANES; lane++) padded[lane] = -INFINITY;
+    if (first + RF_WIDTH > vocab_size) {
+      for (int lane = 0; lane < RF_WIDTH; lane++) padded[lane] = -INFINITY;
       memcpy(padded, some, (size_t)(vocab_size - first) * sizeof *some);
       some = padded;
     }
-    v16u hashed = hash_tokens(tokens, stream);
-    v16f as_floats = __builtin_convertvector((v16i)hashed, v16f);
-    v16f bounds = (v_load(some) - largest) * factor + (highest - a_bit * __builtin_convertvector((v16i)as_floats, v16f));
-    v16i may_win = bounds > (float)reached;
+    words hashed = hash_tokens(tokens, stream);
+    floats as_floats = __builtin_convertvector((ints)hashed, floats);
+    floats bounds = (v_load(some) - largest) * factor + (highest - a_bit * __builtin_convertvector((ints)as_floats, floats));
+    ints may_win = bounds > (float)reached;
     if (!v_any(may_win)) continue;
-    for (int lane = 0; lane < RF_LANES; lane++) {
+    for (int lane = 0; lane < RF_WIDTH; lane++) {
       float score = (some[lane] - largest) / temperature;
       if (!may_win[lane] || score < least) continue;
       double value = score + noise_of(hashed[lane]);

@@ -81,14 +81,14 @@ static void embed_row(const work_t *work, int layer, int row) {
   int size = work->model->hidden_size;
   const uint16_t *from = work->model->embedding + work->step->input_ids[row] * size;
   float *to = work->buffers.hidden + (int64_t)row * size;
-  for (int i = 0; i < size; i += 16) v_store(to + i, v_from_bf16(from + i));
+  for (int i = 0; i < size; i += RF_WIDTH) v_store(to + i, v_from_bf16(from + i));
 }
 
 static void result_row(const work_t *work, int layer, int row) {
   (void)layer;
   int size = work->model->hidden_size;
   const float *from = work->buffers.hidden + (int64_t)row * size;
-  for (int i = 0; i < size; i += 16) v_store_bf16(work->step->hidden + (int64_t)row * size + i, v_load(from + i));
+  for (int i = 0; i < size; i += RF_WIDTH) v_store_bf16(work->step->hidden + (int64_t)row * size + i, v_load(from + i));
 }
 
 static void normalize_rows(const work_t *work, const uint16_t *weight, int row, int end, uint16_t *normed) {

@@ -6,33 +6,25 @@
  */
 #include "linear_kernels.h"
 
-/* Vectors are as wide as the CPU's registers: the compiler keeps no wider ones in them. Of the registers, some are left
- * for a panel's inputs and for one of x. */
+/* Rows at a time, and sums that registers hold beside a panel's inputs, what splits them, and one of x. */
 #if defined(__AVX512F__)
-#define WIDTH 16
 #define ROWS 8
 #define SUMS 16
 #elif defined(__AVX__)
-#define WIDTH 8
-#define ROWS 6
-#define SUMS 12
+#define ROWS 5
+#define SUMS 10
 #elif defined(__aarch64__)
-#define WIDTH 4
 #define ROWS 6
 #define SUMS 24
 #else
-#define WIDTH 4
 #define ROWS 2
 #define SUMS 8
 #endif
-#define PARTS (16 / WIDTH) /* of a panel */
+#define PARTS (16 / RF_WIDTH) /* of a panel */
 #define CHUNK 64
 
-typedef float floats __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-typedef uint32_t words __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-
 static void widen(const uint16_t *from, int count, float *to) {
-  for (int i = 0; i < count; i += 16) v_store(to + i, v_from_bf16(from + i));
+  for (int i = 0; i < count; i += RF_WIDTH) v_store(to + i, v_from_bf16(from + i));
 }
 
 /* `rows` and `panels` are constants where this is inlined. */
@@ -42,12 +34,12 @@ static inline __attribute__((always_inline)) void multiply_rows(const float (*x)
   floats s[8][2][PARTS];
   for (int row = 0; row < rows; row++)
     for (int i = 0; i < panels * PARTS; i++)
-      s[row][i / PARTS][i % PARTS] = *(floats *)&sums[i / PARTS][first_row + row][i % PARTS * WIDTH];
+      s[row][i / PARTS][i % PARTS] = *(floats *)&sums[i / PARTS][first_row + row][i % PARTS * RF_WIDTH];
   for (int in = 0; in < count; in += 2) {
     for (int second = 0; second < 2; second++) {
       floats w[2][PARTS];
       for (int i = 0; i < panels * PARTS; i++) {
-        words pairs = *(const words *)(packed[i / PARTS] + in * 16 + i % PARTS * 2 * WIDTH);
+        words pairs = *(const words *)(packed[i / PARTS] + in * 16 + i % PARTS * 2 * RF_WIDTH);
         pairs = second ? (words)(pairs & 0xffff0000u) : (words)(pairs << 16);
         w[i / PARTS][i % PARTS] = (floats)pairs;
       }
@@ -58,7 +50,7 @@ static inline __attribute__((always_inline)) void multiply_rows(const float (*x)
   }
   for (int row = 0; row < rows; row++)
     for (int i = 0; i < panels * PARTS; i++)
-      *(floats *)&sums[i / PARTS][first_row + row][i % PARTS * WIDTH] = s[row][i / PARTS][i % PARTS];
+      *(floats *)&sums[i / PARTS][first_row + row][i % PARTS * RF_WIDTH] = s[row][i / PARTS][i % PARTS];
 }
 
 /* Two panels: together where there are registers for the sums of so many rows, which keeps more of them busy at once. */
@@ -85,6 +77,8 @@ static void multiply_chunk(const float (*x)[CHUNK], int num_rows, int count, con
       CASE(3)
       CASE(4)
       CASE(5)
+#endif
+#if ROWS > 5
       CASE(6)
 #endif
 #if ROWS > 6

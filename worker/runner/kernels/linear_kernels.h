@@ -61,7 +61,7 @@ static inline int rf_panel_at(const rf_linear *linear, int output, int index) {
 void rf_finish_largest(const rf_linear *linear, rf_largest *largest, int panel, int num_rows, float (*sums)[32][16]);
 
 /* 16 biases of a panel, zero where there is none. */
-v16f rf_read_bias(const rf_linear *linear, int panel);
+void rf_read_bias(const rf_linear *linear, int panel, float *bias);
 
 /* What follows the sums of panels `index` and after it, by order of computing, of rows from `row` on. */
 void rf_finish(const rf_linear *linear, const rf_operands *operands, int index, int row, int num_rows,

@@ -4,11 +4,6 @@
 
 #include "linear_kernels.h"
 
-static v16f rounded(v16f x) {
-  v16u bits = __builtin_convertvector(v_to_bf16(x), v16u) << 16;
-  return (v16f)bits;
-}
-
 /* Goes on from `largest` by 32 results, of which only the first `count` exist. Features come in their order. */
 static void go_on(rf_largest *largest, int feature, int count, const float *results) {
   for (int i = 0; i < count && !isnan(largest->value); i++)
@@ -16,16 +11,19 @@ static void go_on(rf_largest *largest, int feature, int count, const float *resu
 }
 
 void rf_finish_largest(const rf_linear *linear, rf_largest *largest, int panel, int num_rows, float (*sums)[32][16]) {
-  v16f bias[2] = {rf_read_bias(linear, panel), rf_read_bias(linear, panel + 1)};
+  RF_ALIGNED float bias[32], results[32];
+  RF_ALIGNED uint16_t rounded[32];
+  rf_read_bias(linear, panel, bias);
+  rf_read_bias(linear, panel + 1, bias + 16);
   int count = rf_min(32, linear->out_features - panel * 16);
   for (int row = 0; row < num_rows; row++) {
-    RF_ALIGNED float results[32];
-    v16f low = rounded(v_load(sums[0][row]) + bias[0]), high = rounded(v_load(sums[1][row]) + bias[1]);
-    v16i is_less = (low <= largest[row].value) & (high <= largest[row].value); /* a NaN is not */
-    if (!v_any(~is_less)) continue;                                            /* nearly always */
-    v_store(results, low);
-    v_store(results + 16, high);
-    go_on(&largest[row], panel * 16, count, results);
+    ints is_less = (ints){0} == 0;
+    for (int i = 0; i < 32; i += RF_WIDTH) {
+      v_store_bf16(rounded + i, v_load(sums[i / 16][row] + i % 16) + v_load(bias + i));
+      v_store(results + i, v_from_bf16(rounded + i));
+      is_less &= v_load(results + i) <= largest[row].value; /* a NaN is not */
+    }
+    if (v_any(~is_less)) go_on(&largest[row], panel * 16, count, results); /* hardly ever */
   }
 }
 

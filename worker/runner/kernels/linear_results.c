@@ -5,60 +5,65 @@
  * go, because they are a whole line of the cache. */
 typedef struct {
   const rf_operands *operands;
-  v16f bias[2];
+  RF_ALIGNED float bias[2][16];
   int column; /* the first */
   int count;
 } target_t;
 
-v16f rf_read_bias(const rf_linear *linear, int panel) {
-  RF_ALIGNED uint16_t bias[16] = {0};
-  int count = rf_min(16, linear->out_features - panel * 16);
-  if (linear->bias == NULL || count <= 0) return (v16f){0};
-  memcpy(bias, linear->bias + panel * 16, (size_t)count * sizeof *bias);
-  return v_from_bf16(bias);
+void rf_read_bias(const rf_linear *linear, int panel, float *bias) {
+  int count = linear->bias ? rf_min(16, linear->out_features - panel * 16) : 0;
+  for (int i = 0; i < 16; i++) bias[i] = i < count ? bf16_to_float(linear->bias[panel * 16 + i]) : 0;
 }
 
 /* The first `count` of a row's 32 columns. */
-static void store_columns(uint16_t *y, int count, v16f low, v16f high) {
-  RF_ALIGNED uint16_t row[32];
-  if (count == 32) {
+static void store_columns(uint16_t *y, int count, const float *columns) {
+  RF_ALIGNED uint16_t part[32];
+  uint16_t *whole = count == 32 ? y : part;
 #ifdef RF_HAS_AVX512_BF16
-    _mm512_storeu_si512(y, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+  v16f low = v_load(columns), high = v_load(columns + 16);
+  _mm512_storeu_si512(whole, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 #else
-    v_store_bf16(y, low);
-    v_store_bf16(y + 16, high);
+  for (int i = 0; i < 32; i += RF_WIDTH) v_store_bf16(whole + i, v_load(columns + i));
 #endif
-    return;
+  if (whole == part) memcpy(y, part, (size_t)count * sizeof *y);
+}
+
+/* A row's 32 columns, of sums of both panels. */
+static inline void add_bias(const target_t *to, const float *a, const float *b, float *columns) {
+  for (int i = 0; i < 16; i += RF_WIDTH) {
+    v_store(columns + i, v_load(a + i) + v_load(to->bias[0] + i));
+    v_store(columns + 16 + i, v_load(b + i) + v_load(to->bias[1] + i));
   }
-  v_store_bf16(row, low);
-  v_store_bf16(row + 16, high);
-  memcpy(y, row, (size_t)count * sizeof *y);
 }
 
 static void store_rows(const target_t *to, int row, int num_rows, float (*a)[16], float (*b)[16]) {
-  for (int i = 0; i < num_rows; i++)
-    store_columns((uint16_t *)to->operands->y + (row + i) * to->operands->y_stride + to->column, to->count,
-                  v_load(a[i]) + to->bias[0], v_load(b[i]) + to->bias[1]);
+  RF_ALIGNED float columns[32];
+  for (int i = 0; i < num_rows; i++) {
+    add_bias(to, a[i], b[i], columns);
+    store_columns((uint16_t *)to->operands->y + (row + i) * to->operands->y_stride + to->column, to->count, columns);
+  }
+}
+
+static inline void store_floats(float *y, const float *columns, int count, int add) {
+  for (int i = 0; i < count; i++) y[i] = add ? y[i] + columns[i] : columns[i];
 }
 
 static void store_float_rows(const target_t *to, int row, int num_rows, float (*a)[16], float (*b)[16], int add) {
-  RF_ALIGNED float part[32] = {0};
+  RF_ALIGNED float columns[32];
   for (int i = 0; i < num_rows; i++) {
     float *y = (float *)to->operands->y + (row + i) * to->operands->y_stride + to->column;
-    float *whole = to->count == 32 ? y : part;
-    v16f low = v_load(a[i]) + to->bias[0], high = v_load(b[i]) + to->bias[1];
-    if (add && whole == part) memcpy(part, y, (size_t)to->count * sizeof *y);
-    if (add) low += v_load(whole), high += v_load(whole + 16);
-    v_store(whole, low);
-    v_store(whole + 16, high);
-    if (whole == part) memcpy(y, part, (size_t)to->count * sizeof *y);
+    add_bias(to, a[i], b[i], columns);
+    store_floats(y, columns, to->count == 32 ? 32 : to->count, add);
   }
 }
 
 static void store_gated_rows(const target_t *to, int row, int num_rows, float (*gates)[16], float (*ups)[16]) {
   for (int i = 0; i < num_rows; i++) {
-    v16f gate = v_load(gates[i]) + to->bias[0], up = v_load(ups[i]) + to->bias[1];
-    v_store_bf16((uint16_t *)to->operands->y + (row + i) * to->operands->y_stride + to->column, v_silu(gate) * up);
+    uint16_t *y = (uint16_t *)to->operands->y + (row + i) * to->operands->y_stride + to->column;
+    for (int j = 0; j < 16; j += RF_WIDTH) {
+      floats gate = v_load(gates[i] + j) + v_load(to->bias[0] + j), up = v_load(ups[i] + j) + v_load(to->bias[1] + j);
+      v_store_bf16(y + j, v_silu(gate) * up);
+    }
   }
 }
 
@@ -72,10 +77,11 @@ void rf_finish(const rf_linear *linear, const rf_operands *operands, int index, 
   int panel = rf_panel_at(linear, operands->output, index), second = rf_panel_at(linear, operands->output, index + 1);
   target_t to = {
       .operands = operands,
-      .bias = {rf_read_bias(linear, panel), rf_read_bias(linear, second)},
       .column = panel * 16,
       .count = rf_min(32, linear->out_features - panel * 16),
   };
+  rf_read_bias(linear, panel, to.bias[0]);
+  rf_read_bias(linear, second, to.bias[1]);
   if (operands->output == RF_SWIGLU)
     store_gated_rows(&to, row, num_rows, sums[0], sums[1]);
   else if (operands->output == RF_STORE)

@@ -9,25 +9,25 @@ static float inverse_rms(float sum_of_squares, int size, float epsilon) {
 }
 
 void rf_normalize(const float *x, const uint16_t *weight, int size, float epsilon, uint16_t *y) {
-  v16f sums[2] = {{0}};
-  for (int i = 0; i < size; i += 32) {
-    v16f a = v_load(x + i), b = v_load(x + i + 16);
+  floats sums[2] = {{0}};
+  for (int i = 0; i < size; i += 2 * RF_WIDTH) {
+    floats a = v_load(x + i), b = v_load(x + i + RF_WIDTH);
     sums[0] += a * a;
     sums[1] += b * b;
   }
   float scale = inverse_rms(v_sum(sums[0] + sums[1]), size, epsilon);
-  for (int i = 0; i < size; i += 16) v_store_bf16(y + i, v_load(x + i) * scale * v_from_bf16(weight + i));
+  for (int i = 0; i < size; i += RF_WIDTH) v_store_bf16(y + i, v_load(x + i) * scale * v_from_bf16(weight + i));
 }
 
 static void widen(const uint16_t *from, int count, float *to) {
   int i = 0;
-  for (; i + 16 <= count; i += 16) v_store(to + i, v_from_bf16(from + i));
+  for (; i + RF_WIDTH <= count; i += RF_WIDTH) v_store(to + i, v_from_bf16(from + i));
   for (; i < count; i++) to[i] = bf16_to_float(from[i]);
 }
 
 static void narrow(const float *from, int count, uint16_t *to) {
   int i = 0;
-  for (; i + 16 <= count; i += 16) v_store_bf16(to + i, v_load(from + i));
+  for (; i + RF_WIDTH <= count; i += RF_WIDTH) v_store_bf16(to + i, v_load(from + i));
   for (; i < count; i++) to[i] = float_to_bf16(from[i]);
 }
 
