@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from radixfleet.text import TokenizerSpec
@@ -58,10 +59,11 @@ def spec_from_archive(data: bytes, *, eos_token_ids: Sequence[int], vocab_size: 
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             tokenizer_json = _read(archive, "tokenizer.json")
-            settings = json.loads(_read(archive, "tokenizer_config.json") or "{}")
+            config = _read(archive, "tokenizer_config.json") or "{}"
+            settings = msgspec.json.decode(config, type=dict[str, Any])
             chat_template = _read(archive, "chat_template.jinja")
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"the engine's tokenizer files are no zip: {error}") from error
+    except Exception as error:  # zipfile raises whatever its decompressors do
+        raise ValueError(f"the engine's tokenizer files are no zip that can be read: {error}") from error
     if tokenizer_json is None:
         raise ValueError("the engine's tokenizer files hold no tokenizer.json")
     return spec_from_files(

@@ -13,10 +13,16 @@ from worker.model.tokenizer_files import load_tokenizer_spec
 
 def zipped(**files: str) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
             archive.writestr(name.replace("__", "."), text)
     return buffer.getvalue()
+
+
+def damaged(data: bytes) -> bytes:
+    """What is behind the first file's header is another thing."""
+    begin = 30 + len("tokenizer.json")
+    return data[:begin] + b"\xff" * 8 + data[begin + 8 :]
 
 
 def test_an_engine_that_sends_a_directorys_files_has_the_tokenizer_of_a_worker_that_reads_it() -> None:
@@ -44,6 +50,8 @@ def test_what_our_worker_sends_other_gateways_makes_its_own_tokenizer_again() ->
         (b"no zip", "no zip"),
         (zipped(config__json="{}"), "no tokenizer.json"),
         (zipped(tokenizer__json="{}"), "cannot be read"),
+        (damaged(zipped(tokenizer__json=str(list(range(100))))), "no zip that can be read: .* decompressing"),
+        (zipped(tokenizer__json="{}", tokenizer_config__json="[]"), "no zip that can be read: Expected `object`"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(data: bytes, what: str) -> None:
