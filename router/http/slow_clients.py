@@ -2,9 +2,9 @@
 and a head of sensible size.
 
 uvicorn limits how long a connection may be idle between requests, and not how long a request may take to begin, nor how
-large its head may be: clients that send a header line a minute would hold as many connections as they like, and one
-line of a hundred megabytes, which is copied for each piece of it that comes, the event loop. What a body may take is
-`guard`'s matter.
+large its head may be, nor how long the rest of a body may take that was answered before its end: clients that send a
+line a minute would hold as many connections as they like, and one line of a hundred megabytes, which is copied for each
+piece of it that comes, the event loop. What a body may take that is waited for is `guard`'s matter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 15.0
 """From the connection, or from the first byte of a further request, to the end of the headers."""
+REST_S = 60.0
+"""For the rest of a body whose answer was given before its end, and the next head."""
 MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -23,7 +25,10 @@ class PatientProtocol(HttpToolsProtocol):
     """One connection. On the event loop."""
 
     head_s = HEAD_S
+    rest_s = REST_S
     _deadline: asyncio.TimerHandle | None = None
+    """Of a head."""
+    _rest: asyncio.TimerHandle | None = None
     _head_bytes = 0
     """Of the head that is awaited; what came together with the end of the request before it is not counted."""
 
@@ -53,6 +58,12 @@ class PatientProtocol(HttpToolsProtocol):
         self._forget()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        """An answer is out; what still comes of its request would stop the clock that closes idle connections."""
+        super().on_response_complete()
+        if self.cycle.response_complete and self.cycle.more_body:
+            self._rest = self.loop.call_later(self.rest_s, self._give_up)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more to wait for. uvicorn itself keeps a connection that was reset until it would have been idle."""
         self._forget()
@@ -64,10 +75,10 @@ class PatientProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(self.head_s, self._give_up)
 
     def _give_up(self) -> None:
-        self._deadline = None
         self.transport.abort()
 
     def _forget(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        for timer in (self._deadline, self._rest):
+            if timer is not None:
+                timer.cancel()
+        self._deadline = self._rest = None

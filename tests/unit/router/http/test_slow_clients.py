@@ -121,3 +121,16 @@ async def test_of_a_connection_that_was_reset_nothing_is_kept(server: HttpServer
     writer.transport.abort()
     await until(lambda: not connections, "the server has heard of it")
     assert connection.timeout_keep_alive_task is None
+
+
+async def test_a_body_whose_answer_was_given_before_its_end_does_not_hold_the_connection(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte behind the answer stopped the clock by which idle connections are closed."""
+    monkeypatch.setattr(PatientProtocol, "rest_s", 0.2)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+    await reader.readuntil(b"hello")
+    writer.write(b"x")
+    assert await rest(reader) == b""
+    writer.close()
