@@ -102,8 +102,11 @@ class _Server(uvicorn.Server):
 
 def _bound(host: str, port: int, *, shared_port: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = host == "::" and socket.has_dualstack_ipv6()
     try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=shared_port)
+        return socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, reuse_port=shared_port, dualstack_ipv6=both
+        )
     except OSError as error:
         reason = f"cannot serve HTTP at {host}:{port} ({reason_of(error)}): choose another --http-port, or 0 for any"
         raise OSError(error.errno, reason) from error

@@ -1,9 +1,13 @@
-"""What one request leaves to the next on its connection: nothing."""
+"""Where the server listens, and what one request leaves to the next on its connection: nothing."""
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from contextvars import ContextVar
 
+import pytest
+from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from router.http.server import HttpServer
@@ -33,3 +37,23 @@ async def test_a_request_with_a_long_body_leaves_its_context_to_nobody() -> None
             assert (await connection.answer()).status == 200
     await server.close()
     assert seen == ["none", "none"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_every_interface_is_that_of_both_protocols(host: str) -> None:
+    """As the ports of gRPC and metrics have it: with --host :: nobody reached HTTP by IPv4."""
+    if not _has_ipv6():
+        pytest.skip("this machine has no IPv6 loopback")
+    server = HttpServer(PlainTextResponse("hello"), "::", 0)
+    server.start()
+    _, writer = await asyncio.open_connection(host, server.port)
+    writer.close()
+    await server.close()
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
