@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from radixfleet.os_errors import reason_of
-from router.http.slow_clients import PatientProtocol
+from router.http.protocol import CarefulProtocol
 
 _KEEP_ALIVE_S = 75
 """Longer than the 60 s after which load balancers drop an idle connection: the side that asks shall be the one that
@@ -41,7 +41,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=PatientProtocol,
+            http=CarefulProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

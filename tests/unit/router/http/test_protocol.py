@@ -1,4 +1,7 @@
-"""Connections on which no request begins, or whose head does not end, are closed; of closed ones nothing is kept."""
+"""Connections on which no request begins, or whose head does not end, are closed; of closed ones nothing is kept.
+
+And what clients ask for that the server does not do costs them nothing.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 
+from router.http.protocol import MAX_HEAD_BYTES, CarefulProtocol
 from router.http.server import HttpServer
-from router.http.slow_clients import MAX_HEAD_BYTES, PatientProtocol
 from tests.support.waiting import until
 
 HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
@@ -19,7 +23,7 @@ HEAD = b"GET / HTTP/1.1\r\nHost: x\r\n"
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpServer]:
-    monkeypatch.setattr(PatientProtocol, "head_s", 0.2)
+    monkeypatch.setattr(CarefulProtocol, "head_s", 0.2)
     server = HttpServer(PlainTextResponse("hello"), "127.0.0.1", 0)
     server.start()
     yield server
@@ -89,7 +93,7 @@ async def test_a_head_that_grows_without_end_ends_the_connection(
     server: HttpServer, piece: bytes, requests_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line of a hundred megabytes was kept, and copied for each piece of it that came."""
-    monkeypatch.setattr(PatientProtocol, "head_s", 600.0)
+    monkeypatch.setattr(CarefulProtocol, "head_s", 600.0)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     for _ in range(requests_before):
         writer.write(HEAD + b"\r\n")
@@ -127,10 +131,37 @@ async def test_a_body_whose_answer_was_given_before_its_end_does_not_hold_the_co
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A byte behind the answer stopped the clock by which idle connections are closed."""
-    monkeypatch.setattr(PatientProtocol, "rest_s", 0.2)
+    monkeypatch.setattr(CarefulProtocol, "rest_s", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
     await reader.readuntil(b"hello")
     writer.write(b"x")
     assert await rest(reader) == b""
     writer.close()
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"Content-Length: 11\r\n\r\nUpgrade: x\n", b"Transfer-Encoding: chunked\r\n\r\nb\r\nUpgrade: x\n\r\n0\r\n\r\n"],
+)
+async def test_a_client_that_would_rather_speak_http_2_loses_no_body(body: bytes) -> None:
+    """Java's asks so in each request, and got 400 for its empty body."""
+
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        received = b""
+        while (message := await receive()).get("more_body"):
+            received += message["body"]
+        await PlainTextResponse(received + message["body"])(scope, receive, send)
+
+    server = HttpServer(echo, "127.0.0.1", 0)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for _ in range(2):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + UPGRADE + body)
+        async with asyncio.timeout(20):
+            assert (await reader.readuntil(b"Upgrade: x\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await server.close()

@@ -1,15 +1,18 @@
-"""uvicorn's protocol, with an end to patience: a client that connects must have sent a request's head within a while,
-and a head of sensible size.
+"""uvicorn's protocol, with more care for clients, and against them.
 
 uvicorn limits how long a connection may be idle between requests, and not how long a request may take to begin, nor how
 large its head may be, nor how long the rest of a body may take that was answered before its end: clients that send a
 line a minute would hold as many connections as they like, and one line of a hundred megabytes, which is copied for each
 piece of it that comes, the event loop. What a body may take that is waited for is `guard`'s matter.
+
+Java's HTTP client asks to upgrade to HTTP/2 in each request. The parser takes what follows the head for the other
+protocol, so that the body is lost; so it is not shown the question, which a server may ignore.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,9 +22,10 @@ HEAD_S = 15.0
 REST_S = 60.0
 """For the rest of a body whose answer was given before its end, and the next head."""
 MAX_HEAD_BYTES = 64 * 1024
+_UPGRADE = re.compile(rb"(?<![^\n])upgrade(?=[ \t]*:)", re.IGNORECASE)
 
 
-class PatientProtocol(HttpToolsProtocol):
+class CarefulProtocol(HttpToolsProtocol):
     """One connection. On the event loop."""
 
     head_s = HEAD_S
@@ -40,6 +44,8 @@ class PatientProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """More of a head, or of a body."""
         awaited = self._deadline
+        if self.cycle is None or not self.cycle.more_body:
+            data = _without_upgrade(data)
         super().data_received(data)
         if awaited is None or self._deadline is not awaited or self.transport.is_closing():
             return
@@ -82,3 +88,12 @@ class PatientProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._rest = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A piece of a head, and perhaps of the body behind it, with another name for the header."""
+    end = data.find(b"\r\n\r\n")
+    end = len(data) if end < 0 else end
+    if _UPGRADE.search(data, 0, end) is None:
+        return data
+    return _UPGRADE.sub(b"ignored", data[:end]) + data[end:]
