@@ -61,7 +61,7 @@ def run(settings: WorkerSettings) -> int:
         setup_tracing("radixfleet-worker")
         path = resolve_model(settings.model, lambda text: _log.info(text))
         spec = load_tokenizer_spec(path)
-        return asyncio.run(serve(settings, spec, make_engine(settings, path, spec), Console()))
+        return asyncio.run(serve(settings, spec, make_engine(settings, path, spec), Console(markup=False)))
     except (EngineLoadError, ModelError, RadixfleetError, OSError) as error:
         click.echo(f"worker: {reason_of(error) if isinstance(error, OSError) else error}", err=True)
         return UNUSABLE if isinstance(error, UnusableFile | ModelNotGiven) else FAILED

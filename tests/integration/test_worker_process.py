@@ -104,7 +104,7 @@ async def running(tmp_path: Path, *arguments: str) -> AsyncIterator[WorkerProces
 async def test_sigterm_drains_then_exits(tmp_path: Path) -> None:
     """Behaviour 54: a real model; the running request finishes, a new one is refused, the exit code is 0."""
     torch = ("--device", "cpu", "--dtype", "float32", "--device-memory", "64MiB", "--threads", "1")
-    async with running(tmp_path, *torch) as worker:
+    async with running(tmp_path, *torch, "--served-model-name", "[a]") as worker:
         assert (await generate(worker.inference, "warm up", max_new_tokens=2, ignore_eos=True)).reason == "LENGTH"
         call = worker.inference.Generate(request("hello", max_new_tokens=500, ignore_eos=True))
         await call.initial_metadata()
@@ -121,6 +121,7 @@ async def test_sigterm_drains_then_exits(tmp_path: Path) -> None:
             assert await worker.process.wait() == 0
     log = worker.log.read_text()
     assert "KV cache" in log, "the memory plan is printed"
+    assert "serves [a]" in log, "brackets are no markup: addresses of IPv6 have them"
     assert "1 request finished" in log
 
 
