@@ -19,7 +19,7 @@ from radixfleet.access import Access
 from radixfleet.address import local_address
 from radixfleet.background import beside
 from radixfleet.certificates import expiry_told
-from radixfleet.channel import listen, make_server
+from radixfleet.channel import Health, listen, make_server
 from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.guard import Guard
 from radixfleet.limits import ClientLimits
@@ -71,6 +71,7 @@ class Router:
     watch: FleetWatch
     metrics: RouterMetrics
     server: grpc.aio.Server
+    health: Health
     http: HttpServer | None
     """None: HTTP is switched off."""
 
@@ -129,6 +130,7 @@ async def running_router(
             watch=core.watch,
             metrics=metrics,
             server=server,
+            health=health,
             http=http,
         )
     _log.info("router stopped")
@@ -212,6 +214,7 @@ async def drain(router: Router, grace_s: float) -> None:
 
     Open calls that are no requests (someone watches the health) do not hold it up.
     """
+    leaving = asyncio.create_task(router.health.leave())
     stopping = asyncio.create_task(router.server.stop(grace_s + _FLUSH_S))
     if router.http is not None:
         router.http.stop_accepting()
@@ -220,4 +223,4 @@ async def drain(router: Router, grace_s: float) -> None:
     if not await router.log.wait_until_idle(grace_s):
         router.log.cut()
     await router.server.stop(_FLUSH_S)
-    await stopping
+    await asyncio.gather(stopping, leaving)

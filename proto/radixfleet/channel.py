@@ -102,6 +102,10 @@ class Health:
         for name in self._names:
             await self._servicer.set(name, status)
 
+    async def leave(self) -> None:
+        """Say NOT_SERVING from now on, whatever is set later. May wait for one who watches and does not read."""
+        await self._servicer.enter_graceful_shutdown()
+
 
 async def make_server(
     service_names: Sequence[str],

@@ -156,6 +156,29 @@ async def test_one_who_watches_the_health_does_not_hold_up_the_end(tmp_path: Pat
         assert code == 0
 
 
+async def test_who_watches_the_health_hears_that_the_router_drains(tmp_path: Path, worker: FakeWorker) -> None:
+    """Behaviour 60: NOT_SERVING while what runs may finish."""
+    finish = asyncio.Event()
+    worker.script = lambda _: Script(before_finish=finish)
+    async with (
+        router_process(tmp_path, "--workers", worker.address, "--drain-grace-s", "600") as router,
+        open_channel(router.address) as channel,
+        Client(router.address, retry=NO_RETRY, timeout_s=60.0) as client,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        while (await watch.read()).status != health_pb2.HealthCheckResponse.SERVING:
+            pass
+        running = asyncio.create_task(client.complete("hello"))
+        await until(lambda: worker.count("computed") == 1)
+        router.process.send_signal(signal.SIGTERM)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert not running.done()
+        finish.set()
+        await running
+        code, _ = await router.ended()
+        assert code == 0
+
+
 async def test_a_port_that_is_taken_is_said_in_one_line(tmp_path: Path) -> None:
     async with router_process(tmp_path) as first:
         port = first.address.rsplit(":", 1)[1]
