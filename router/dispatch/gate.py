@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from radixfleet.clock import Clock
-from radixfleet.errors import DeadlineExceeded, Overloaded, RadixfleetError
+from radixfleet.errors import DeadlineExceeded, Overloaded
 from router.admission import AdmissionQueue, QueueFull
 from router.dispatch.chooser import Chooser
 from router.dispatch.lease import Lease, Verdict
@@ -117,7 +117,7 @@ class Gate:
             if not waiting.lease.done():  # else its client left in this turn of the event loop
                 try:
                     lease = self._chooser.choose_unless_saturated(waiting.request)
-                except RadixfleetError as error:
+                except Exception as error:  # noqa: BLE001  told to who waits; the others go on
                     waiting.lease.set_exception(error)
                 else:
                     if lease is None:

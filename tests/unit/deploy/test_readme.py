@@ -19,7 +19,14 @@ ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = {
     name: (ROOT / name).read_text()
-    for name in ("README.md", "deploy/README.md", "router/README.md", "worker/README.md", "tests/README.md")
+    for name in (
+        "README.md",
+        "deploy/README.md",
+        "router/README.md",
+        "router/policies/TRIED.md",
+        "worker/README.md",
+        "tests/README.md",
+    )
 }
 FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 EVERYTHING = "\n".join(DOCUMENTS.values())

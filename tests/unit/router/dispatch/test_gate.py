@@ -129,6 +129,29 @@ async def test_without_a_queue_requests_wait_in_the_engines() -> None:
         lease.settle(Verdict.ANSWERED)
 
 
+async def test_a_choice_that_fails_by_a_fault_of_ours_ends_its_own_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entrance = Entrance(workers=1, places=1)
+    running = await entrance.enter()
+    bad, good = entrance.enter(first=10), entrance.enter(first=20)
+    await until(lambda: entrance.gate.num_waiting == 2)
+    choose = entrance.parts.chooser.choose_unless_saturated
+    faults = [ValueError("a fault")]
+
+    def choose_badly_once(request: PreparedRequest) -> Lease | None:
+        if faults:
+            raise faults.pop()
+        return choose(request)
+
+    monkeypatch.setattr(entrance.parts.chooser, "choose_unless_saturated", choose_badly_once)
+    running.settle(Verdict.ANSWERED)
+    with pytest.raises(ValueError, match="a fault"):
+        await bad
+    (await good).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
 @pytest.mark.parametrize(("left_s", "counted"), [(0.0, 1), (30.0, 0), (None, 0)])
 async def test_a_deadline_counts_whoever_minds_it_first(left_s: float | None, counted: int) -> None:
     """gRPC and `RouteStream` mind it as well, and cancel the wait."""
