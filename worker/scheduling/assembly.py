@@ -50,6 +50,11 @@ class Launched(NamedTuple):
         """Sequences in the step."""
         return len(self.decodes.rows) + len(self.chunks)
 
+    def piece(self, sequence: int) -> Piece:
+        """One of them."""
+        num_decodes = len(self.decodes.rows)
+        return self.decodes.piece(sequence) if sequence < num_decodes else self.chunks[sequence - num_decodes]
+
     @property
     def pieces(self) -> list[Piece]:
         """All of them, made anew on each access."""

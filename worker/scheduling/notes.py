@@ -1,15 +1,14 @@
-"""What a step's result tells of each sequence beside its token: log probabilities, the end of a grammar, causes."""
+"""What a step's result tells of sequences beside their tokens: log probabilities, the end of a grammar, causes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from worker.core.logits import Float32Array, Int32Array, StepLogprobs, TokenLogprobs
 from worker.core.step import StepResult
-from worker.scheduling.assembly import Piece
+from worker.scheduling.assembly import Launched
 
 
 class PromptRun(NamedTuple):
@@ -34,28 +33,28 @@ class Note(NamedTuple):
     """Why it failed, if that was not a NaN."""
 
 
-_NOTHING = Note()
+NOTHING = Note()
 
 
-def notes_of(result: StepResult, pieces: Sequence[Piece]) -> list[Note]:
-    """One for each of the step's pieces, in order."""
-    notes = [_NOTHING] * len(pieces)
+def notes_of(result: StepResult, launched: Launched) -> dict[int, Note]:
+    """By sequence of the step, of those of which there is something to tell."""
+    notes: dict[int, Note] = {}
     if result.logprobs is not None and len(result.logprobs.sequences):
-        _add_logprobs(notes, result.logprobs, pieces)
+        _add_logprobs(notes, result.logprobs, launched)
     for sequence in result.ended:
-        notes[sequence] = notes[sequence]._replace(has_ended=True)
+        notes[sequence] = notes.get(sequence, NOTHING)._replace(has_ended=True)
     for sequence, cause in result.causes:
-        notes[sequence] = notes[sequence]._replace(cause=cause)
+        notes[sequence] = notes.get(sequence, NOTHING)._replace(cause=cause)
     return notes
 
 
-def _add_logprobs(notes: list[Note], told: StepLogprobs, pieces: Sequence[Piece]) -> None:
+def _add_logprobs(notes: dict[int, Note], told: StepLogprobs, launched: Launched) -> None:
     shape = (len(told.sequences), told.width)
     top_ids, top_logprobs = told.top_ids.reshape(shape), told.top_logprobs.reshape(shape)
     speaking, firsts = np.unique(told.sequences, return_index=True)
     ends = [*firsts[1:].tolist(), len(told.sequences)]
     for sequence, first, end in zip(speaking.tolist(), firsts.tolist(), ends, strict=True):
-        piece = pieces[sequence]
+        piece = launched.piece(sequence)
         sampled = None
         if piece.samples and told.positions[end - 1] == piece.start + piece.length:
             end -= 1

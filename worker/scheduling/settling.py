@@ -20,11 +20,9 @@ from worker.scheduling.assembly import Decodes, Launched, Piece
 from worker.scheduling.counters import Counters
 from worker.scheduling.holdings import Holdings
 from worker.scheduling.lifecycle import Lifecycle
-from worker.scheduling.notes import Note, PromptRun, notes_of
+from worker.scheduling.notes import NOTHING, Note, PromptRun, notes_of
 from worker.scheduling.recovery import take_back
 from worker.scheduling.request import Request, State
-
-_NOTHING = Note()
 
 
 class Settling:
@@ -38,25 +36,25 @@ class Settling:
 
     def settle(self, launched: Launched, result: StepResult, given_up: Advice | None) -> None:
         """Book the result of a step. `given_up`: its one request does not run even alone."""
+        notes = notes_of(result, launched)
         if result.error is not None:
-            pieces, ran_out = launched.pieces, result.out_of_memory is not None
-            for piece, note in zip(pieces, notes_of(result, pieces), strict=True):
-                self._fail(piece, note, given_up, ran_out=ran_out)
+            for sequence, piece in enumerate(launched.pieces):
+                note = notes.get(sequence, NOTHING)
+                self._fail(piece, note, given_up, ran_out=result.out_of_memory is not None)
             return
-        if result.logprobs is not None or result.ended or result.causes or np.count_nonzero(result.failed):
-            self._settle_each(launched.pieces, result, notes_of(result, launched.pieces), first=0)
-            return
-        num_decodes = len(launched.decodes.rows)
-        self._settle_decodes(launched.decodes, result.token_ids[:num_decodes].tolist())
-        self._settle_each(launched.chunks, result, [_NOTHING] * len(launched.chunks), first=num_decodes)
+        self._settle_decodes(launched.decodes, result, notes)
+        self._settle_chunks(launched, result, notes)
 
-    def _settle_decodes(self, decodes: Decodes, token_ids: list[int]) -> None:
-        """Decodes of which nothing but a token is told: what all of them share at once, then token by token."""
+    def _settle_decodes(self, decodes: Decodes, result: StepResult, notes: dict[int, Note]) -> None:
+        """Of most nothing but a token is told: what all of these share at once, then token by token."""
         rows, requests, starts = decodes.rows, decodes.requests, decodes.starts
-        goes_on = (self._rows.is_decoding[rows] > 0) & (self._rows.stale_steps[rows] == 0)
+        token_ids, failed = result.token_ids[: len(rows)].tolist(), result.failed[: len(rows)]
+        goes_on = (self._rows.is_decoding[rows] > 0) & (self._rows.stale_steps[rows] == 0) & ~failed
+        goes_on[[sequence for sequence in notes if sequence < len(rows)]] = False
         if np.count_nonzero(goes_on) < len(rows):
             for index in np.flatnonzero(~goes_on).tolist():
-                self._settle(decodes.piece(index), token_ids[index], _NOTHING, has_failed=False)
+                note = notes.get(index, NOTHING)
+                self._settle(decodes.piece(index), token_ids[index], note, has_failed=bool(failed[index]))
             rows, starts = rows[goes_on], starts[goes_on]
             requests, token_ids = list(compress(requests, goes_on)), list(compress(token_ids, goes_on))
         self._rows.computed(rows, starts)
@@ -80,13 +78,14 @@ class Settling:
         submit = request.submit
         return token_id in submit.stop_token_ids and len(request.outputs) > submit.min_new_tokens
 
-    def _settle_each(self, pieces: list[Piece], result: StepResult, notes: list[Note], *, first: int) -> None:
-        """Sequences of which there is more to tell, from the step's `first` on."""
-        token_ids, failed = result.token_ids[first:].tolist(), result.failed[first:].tolist()
-        for piece, token_id, note, has_failed in zip(pieces, token_ids, notes, failed, strict=True):
+    def _settle_chunks(self, launched: Launched, result: StepResult, notes: dict[int, Note]) -> None:
+        """One by one."""
+        for sequence, piece in enumerate(launched.chunks, start=len(launched.decodes.rows)):
+            has_failed = bool(result.failed[sequence])
             if piece.request.submit.traced and not has_failed:
                 self._tell_chunk(piece, result)
-            self._settle(piece, token_id, note, has_failed=has_failed)
+            note = notes.get(sequence, NOTHING)
+            self._settle(piece, int(result.token_ids[sequence]), note, has_failed=has_failed)
 
     def _arrived(self, piece: Piece, *, sampled: bool) -> None:
         """A step with the piece has settled. Where it sampled nothing that counts, the token is still to come."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from tests.support.grammars import regex
 from tests.support.sim_worker import SimWorker, make_submit
 from worker.core.logits import LogitEdits
 from worker.core.messages import Child
+from worker.scheduling.assembly import Piece
+from worker.scheduling.settling import Settling
 
 PROMPT = list(range(1, 41))
 
@@ -223,3 +227,25 @@ def test_after_a_retraction_the_history_has_the_answer_so_far() -> None:
         assert start.history[: start.prompt_tokens].tolist() == PROMPT[8:16]
         assert answer == worker.told[2].tokens[: len(answer)]
     assert len(starts[-1].history) > 8
+
+
+def test_what_is_told_of_one_costs_those_beside_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their decodes are settled all at once, as if it were not there."""
+    worker = SimWorker(num_pages=60, page_size=4)
+    for uid in range(6):
+        worker.submit(make_submit(uid, PROMPT[uid:16], 5, logprobs=2 if uid == 3 else None))
+    while any(not told.tokens for told in worker.told.values()):
+        worker.step()
+    settled_singly: list[int] = []
+    settle = Settling._settle
+
+    def observed(settling: Settling, piece: Piece, *result: Any, **more: Any) -> None:
+        settled_singly.append(piece.request.uid)
+        settle(settling, piece, *result, **more)
+
+    monkeypatch.setattr(Settling, "_settle", observed)
+    worker.step()
+    assert settled_singly == [3]
+    worker.run()
+    for uid in range(6):
+        worker.assert_tokens(uid)
