@@ -87,7 +87,7 @@ class WorkerSettings(ProcessSettings):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any.")
     dtype: DType = Field(
-        "auto", description="Type of weights and KV cache; auto takes bfloat16 where the device is fast at it."
+        "auto", description="Type of weights and KV cache; auto takes bfloat16 where that is the fastest."
     )
     threads: int | None = Field(
         None,

@@ -26,6 +26,7 @@ from deploy.interruptible import run_interruptible
 from deploy.machine import num_cores
 from deploy.progress import Progress, Tell
 from deploy.tables import print_whole
+from worker.model.configuration import load_config
 from worker.model.sources import resolve_model
 from worker.runner.devices import choose_dtype, open_device
 
@@ -49,7 +50,7 @@ def run(names: str, model: str, threads: int, rounds: int, *, install_missing: b
         path = resolve_model(model, progress)
         task = Task(
             model=path,
-            dtype=choose_dtype(open_device("cpu"), "auto"),
+            dtype=choose_dtype(open_device("cpu"), "auto", load_config(path)),
             threads=threads,
             concurrency=max(each.concurrency for each in QUESTIONS),
             context_tokens=longest(QUESTIONS),

@@ -18,8 +18,9 @@ from worker.model.configuration import ModelConfig, load_config
 from worker.model.linear import choose_linear_backend
 from worker.model.shapes import KNOWN_SHAPES
 from worker.runner.attention.backends import AttentionNeeds, choose_attention
-from worker.runner.devices import DeviceError, choose_dtype, open_device, usable_memory
+from worker.runner.devices import DeviceError, choose_dtype, computes_bfloat16, open_device, usable_memory
 from worker.runner.kernels.compiler import KernelsUnavailable
+from worker.runner.kernels.layers import are_fast_for
 from worker.runner.kernels.library import Kernels
 
 _PACKAGES = ("radixfleet", "torch", "grpcio", "protobuf", "tokenizers", "numpy")
@@ -32,6 +33,7 @@ _FASTER_ATTENTION = {
     "sdpa": "expect a fraction of the GPU's speed: pip install 'radixfleet[gpu]' for Triton",
 }
 """What to install, by the backend that is taken while another was passed by."""
+_NO_BFLOAT16 = "this CPU has no instructions for bfloat16: with AVX512-BF16 or AMX prompts take a tenth of the time"
 _SMALL_POOL_REQUESTS = 4
 """A KV pool for fewer requests of full length than this is worth a word."""
 
@@ -48,17 +50,19 @@ class Finding:
 def inspect(model: Path | None, device_name: str, device_memory: int | None) -> list[Finding]:
     """All findings, the machine's first. Raises DeviceError or ModelError when a name is wrong."""
     device = open_device(device_name)
-    dtype = choose_dtype(device, "auto")
+    config = load_config(model) if model is not None else None
+    shape = config or KNOWN_SHAPES[_USUAL].config
+    dtype = choose_dtype(device, "auto", shape)
     memory = usable_memory(device, device_memory)
     findings = [_versions(), _cpu(), *_gpus(), _threads(), _compiler(), _memory()]
     findings += [
         Finding("device", f"{device}, {format_bytes(memory)} for one worker"),
-        _dtype(device, dtype),
-        *_attention(load_config(model) if model is not None else None, device, dtype),
+        _dtype(device, dtype, by_kernels=device.type == "cpu" and are_fast_for(shape)),
+        *_attention(config, device, dtype),
         _chunk(device, memory),
     ]
-    if model is not None:
-        findings += _model(load_config(model), model, dtype, memory)
+    if model is not None and config is not None:
+        findings += _model(config, model, dtype, memory)
     return findings
 
 
@@ -132,11 +136,11 @@ def _chunk(device: torch.device, memory: int) -> Finding:
     return Finding("chunk", f"chunked_prefill_size {chunk} by default")
 
 
-def _dtype(device: torch.device, dtype: torch.dtype) -> Finding:
+def _dtype(device: torch.device, dtype: torch.dtype, *, by_kernels: bool) -> Finding:
     name = str(dtype).removeprefix("torch.")
-    slow = device.type == "cpu" and dtype == torch.float32
-    advice = "this CPU has no fast bfloat16: expect a third of the speed of one with AVX512-BF16 or AMX" if slow else ""
-    return Finding("dtype", f"{name}, linear layers by {choose_linear_backend(device, dtype).name}", advice)
+    linears = "the kernels" if by_kernels else choose_linear_backend(device, dtype).name
+    is_slow = device.type == "cpu" and not computes_bfloat16()
+    return Finding("dtype", f"{name}, linear layers by {linears}", _NO_BFLOAT16 if is_slow else "")
 
 
 def _attention(config: ModelConfig | None, device: torch.device, dtype: torch.dtype) -> list[Finding]:

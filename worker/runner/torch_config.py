@@ -18,7 +18,7 @@ class TorchRunnerConfig(msgspec.Struct, frozen=True, tag="torch"):
     device: str = "cpu"
     """As torch names it, "cpu", "cuda", "cuda:1", or "auto": CUDA where torch sees a device, else the CPU."""
     dtype: Dtype = "auto"
-    """Of weights, activations and KV. auto: bfloat16 where the device is fast with it, else float32."""
+    """Of weights, activations and KV. auto: bfloat16 where that is the fastest, else float32, on older GPUs float16."""
     device_memory_bytes: int | None = None
     """What the worker may use of the device. None: on a GPU what is free, on a CPU half of the machine's memory."""
     mem_fraction_static: float = 0.9

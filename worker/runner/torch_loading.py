@@ -93,13 +93,15 @@ class _Loading:
             warn_of_idle_gpu()
         if config.deterministic and self._device.type != "cpu":
             _log.warning("deterministic inference is proven on CPUs; on this device, run: python -m tests.gpu.run")
-        self._dtype = choose_dtype(self._device, config.dtype)
+        self._shape = load_config(self._path)
+        for_kernels = self._shape if config.attention in ("auto", "cpu") else None
+        self._dtype = choose_dtype(self._device, config.dtype, for_kernels)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
 
     def run(self) -> tuple[StepComputer, Ready]:
         if self._device.type == "cpu":
             torch.set_num_threads(self._config.num_threads)
-        shape = load_config(self._path)
+        shape = self._shape
         self._refuse_too_large(shape)
         parts = ComputerParts.choose(self._config, shape, self._device, self._dtype)
         max_context = _max_context(shape, self._config.max_context_tokens)

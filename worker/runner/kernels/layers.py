@@ -14,7 +14,8 @@ from worker.model.linear import Linear
 from worker.model.llama import LayerWeights, LlamaModel
 from worker.runner.attention.protocol import AttentionBatch
 from worker.runner.kernels.batches import HostBatch
-from worker.runner.kernels.library import AttentionShape, Kernels, Layer, LinearWeight, Model, Step
+from worker.runner.kernels.compiler import KernelsUnavailable
+from worker.runner.kernels.library import AttentionShape, Kernels, Layer, LinearWeight, Model, Step, load_library
 from worker.runner.kernels.linear import KernelLinear
 
 _MULTIPLE = 32
@@ -31,6 +32,14 @@ def supports(config: ModelConfig) -> bool:
         and config.head_dim % 2 == 0
         and config.num_layers <= _MAX_LAYERS
     )
+
+
+def are_fast_for(config: ModelConfig) -> bool:
+    """The kernels, compiled if need be, compute whole steps of this model here, and by vectors."""
+    try:
+        return supports(config) and load_library().rf_features() != b"no vector instructions"
+    except KernelsUnavailable:
+        return False
 
 
 class KernelLayers:

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from deploy.doctor.inspection import _attention, _compiler
+from deploy.doctor.inspection import _attention, _compiler, _dtype
 from worker.runner.attention import backends
 from worker.runner.attention.flash import find_flash
 from worker.runner.attention.trial import TrialFailed
@@ -49,6 +49,17 @@ def test_a_gpu_on_which_nothing_works_is_told_why(hopper: torch.device, monkeypa
 
 def test_on_a_cpu_the_kernels_say_it() -> None:
     assert _attention(None, torch.device("cpu"), torch.float32) == []
+
+
+@pytest.mark.parametrize(("capabilities", "is_told"), [({"avx512_bf16": True}, False), ({"avx2": True}, True)])
+def test_a_cpu_is_told_what_computes_and_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], is_told: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    finding = _dtype(torch.device("cpu"), torch.bfloat16, by_kernels=True)
+    assert finding.fact == "bfloat16, linear layers by the kernels"
+    assert ("no instructions for bfloat16" in finding.advice) == is_told
+    assert _dtype(torch.device("cpu"), torch.float32, by_kernels=False).fact == "float32, linear layers by dense"
 
 
 def test_why_there_are_no_kernels_is_told_with_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,20 +10,20 @@ from tests.support.tiny_model import tiny_model
 from worker.core.messages import Ready
 from worker.model.linear import DenseBackend
 from worker.model.loading import load_model
-from worker.runner import torch_loading
+from worker.runner import devices, torch_loading
 from worker.runner.activation_peak import LiveBytes
-from worker.runner.torch_config import TorchRunnerConfig
+from worker.runner.torch_config import AttentionName, Dtype, TorchRunnerConfig
 from worker.runner.torch_runner import TorchRunner
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
 
 
-def loaded() -> Ready:
+def loaded(dtype: Dtype = "float32", attention: AttentionName = "sdpa") -> Ready:
     config = TorchRunnerConfig(
         model_path=str(tiny_model(max_context=256)),
-        dtype="float32",
-        attention="sdpa",
+        dtype=dtype,
+        attention=attention,
         device_memory_bytes=64 * MIB,
         max_running_requests=2,
         chunked_prefill_size=64,
@@ -51,6 +51,18 @@ def test_a_worker_that_loads_beside_this_one_takes_nothing_of_its_share(monkeypa
     look = lambda _device, **_: looks.pop() if len(looks) > 1 else looks[0]  # noqa: E731
     monkeypatch.setattr(torch_loading, "reachable_memory", look)
     assert loaded().memory == plain.memory
+
+
+@pytest.mark.parametrize(
+    ("attention", "are_fast", "expected"),
+    [("auto", True, "bfloat16"), ("sdpa", True, "float32"), ("auto", False, "float32")],
+)
+def test_auto_takes_the_dtype_of_what_computes(
+    monkeypatch: pytest.MonkeyPatch, attention: AttentionName, are_fast: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(devices, "are_fast_for", lambda _model: are_fast)
+    assert loaded(dtype="auto", attention=attention).dtype == expected
 
 
 class OnDevice(LiveBytes):  # type: ignore[no-untyped-call]

@@ -5,8 +5,10 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,8 +22,9 @@ from worker.runner.attention.backends import open_kernels
 from worker.runner.attention.cpu import CpuBackend
 from worker.runner.devices import DeviceError
 from worker.runner.kernels import compiler as kernel_compiler
-from worker.runner.kernels import library
+from worker.runner.kernels import layers, library
 from worker.runner.kernels.compiler import KernelsUnavailable, find_compiler, load_compiled
+from worker.runner.kernels.layers import are_fast_for
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
@@ -344,6 +347,21 @@ def test_without_a_compiler_auto_is_torch_and_one_line_says_so() -> None:
     assert line["log_level"] == "warning"
     assert "no C compiler" in line["why"]
     assert "install a C compiler" in line["why"]
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_without_a_compiler_the_kernels_are_not_fast() -> None:
+    assert not are_fast_for(load_config(tiny_model()))
+
+
+@needs_compiler
+def test_the_kernels_are_fast_for_what_they_compute_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(tiny_model())
+    assert are_fast_for(config) == (library.load_library().rf_features() != b"no vector instructions")
+    odd = replace(config, intermediate_size=config.intermediate_size + 1)
+    assert not are_fast_for(odd), "a size that they do not compute"
+    monkeypatch.setattr(layers, "load_library", lambda: SimpleNamespace(rf_features=lambda: b"no vector instructions"))
+    assert not are_fast_for(config)
 
 
 @pytest.mark.usefixtures("no_compiler")
