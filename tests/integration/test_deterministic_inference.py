@@ -244,7 +244,8 @@ async def test_bits_do_not_change_with_a_retraction(dtype: Dtype, attention: Att
     telling = TellingRunner(runner, ready, chunk=WHOLE, rows=2)
     async with started(InlineEngine(telling, schedule_order="priority", preempt=True)) as engine:
         first = [asyncio.create_task(generate(engine, index, SEEDED)) for index in (0, 1)]
-        await until(lambda: all(len(telling.told.get(index, {})) >= 2 for index in (0, 1)))
+        # Every turn: the engine's steps are turns of this loop, and few are left.
+        await until(lambda: all(len(telling.told.get(index, {})) >= 2 for index in (0, 1)), every_s=0)
         urgent = [generate(engine, index, SEEDED, priority=1) for index in (2, 3)]
         tokens = await asyncio.gather(*first, *urgent)
     assert telling.num_starts[0] == telling.num_starts[1] == 2

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 
 
-async def until(condition: Callable[[], object], what: str = "", *, timeout_s: float = 100.0) -> None:
+async def until(
+    condition: Callable[[], object], what: str = "", *, timeout_s: float = 100.0, every_s: float = 0.002
+) -> None:
     """Return once `condition()` is true. AssertionError when it never is."""
     try:
         async with asyncio.timeout(timeout_s):
             while not condition():  # noqa: ASYNC110  the one place where tests poll
-                await asyncio.sleep(0.002)
+                await asyncio.sleep(every_s)
     except TimeoutError:
         raise AssertionError(f"waited {timeout_s} s in vain: {what or condition}") from None
 
