@@ -32,16 +32,20 @@ def own_folder(among: Path | None = None) -> Iterator[Path]:
         with (folder / f"{_LOCK}.partial").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             (folder / f"{_LOCK}.partial").replace(folder / _LOCK)  # whoever finds it finds it locked
-            with _kept(folder):
+            with kept(folder):
                 yield folder
 
 
 @contextmanager
-def _kept(folder: Path) -> Iterator[None]:
-    """From systemd-tmpfiles, which takes away what lies there unused for days, but for what is in locked folders."""
+def kept(folder: Path) -> Iterator[None]:
+    """From systemd-tmpfiles, which takes away what lies in /tmp unused for days, but for what is in locked folders.
+
+    Several may keep one. Where the file system has no locks, nobody does. Raises OSError where there is no such folder.
+    """
     held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        with suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_SH)
         yield
     finally:
         os.close(held)

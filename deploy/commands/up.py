@@ -21,6 +21,7 @@ from deploy.progress import Progress
 from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client
 from radixfleet.settings import click_options, load, shared_port
+from router.own_folder import kept
 from router.policies import POLICY_NAMES
 from worker.config import WorkerSettings
 from worker.model.sources import resolve_model
@@ -126,7 +127,7 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
         endpoint=access.endpoint,
         drain_grace_s=settings.drain_grace_s,
     )
-    with Progress(console) as progress:
+    with Progress(console) as progress, kept(run_dir):
         resolve_model(settings.model, lambda text: progress(f"model: {text}"))
         return asyncio.run(_keep_up(spec, access, console, progress))
 
@@ -163,8 +164,9 @@ def _usable(run_dir: Path | None) -> Path:
 def _up_file(file: Path, run_dir: Path | None, console: Console) -> int:
     """Run the fleet of a file."""
     file_spec = read_spec(file)
-    spec, access = on_one_machine(file_spec, _usable(run_dir))
-    with Progress(console) as progress:
+    run_dir = _usable(run_dir)
+    spec, access = on_one_machine(file_spec, run_dir)
+    with Progress(console) as progress, kept(run_dir):
         for model in file_spec.models:
             path = file_spec.worker_settings(model)["model"]
             resolve_model(path, lambda text: progress(f"model: {text}"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +35,25 @@ def test_one_port_given_twice_is_refused_by_the_names_of_its_own_options(option:
     result = CliRunner().invoke(up, ["--model", "demo", "--port", "17297", option, "17297"])
     assert result.exit_code == 2
     assert f"--port and {option} are both 17297" in result.output
+
+
+@pytest.mark.parametrize("fleet", [("--fleet", str(EXAMPLE)), ("--model", "demo")])
+def test_its_folder_is_locked_against_those_who_tidy_up(
+    fleet: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings of its workers, the admin token and logs lie there as long as it runs."""
+
+    async def keep_up(spec: LocalSpec, *_: object) -> int:
+        tidying = os.open(spec.run_dir, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(tidying, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(tidying)
+        return 0
+
+    monkeypatch.setattr("deploy.commands.up._keep_up", keep_up)
+    monkeypatch.setattr("deploy.commands.up.resolve_model", lambda *_: Path("model"))
+    result = CliRunner().invoke(up, [*fleet, "--run-dir", str(tmp_path)], standalone_mode=False)
+    assert (result.exception, result.return_value) == (None, 0)
 
 
 @pytest.fixture
