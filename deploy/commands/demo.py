@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.text import Text
 
 from deploy.consoles import new_console
 from deploy.demo_script import PERSONAS, Persona
@@ -84,8 +85,7 @@ async def _conversations(client: Client, console: Console, max_new_tokens: int) 
         ]
         try:
             for index, (persona, messages, answer) in enumerate(zip(asking, conversations, answers, strict=True)):
-                console.print(f"\n{persona.name}", style="bold", end=" ")
-                console.print(messages[-1].content)
+                console.print(Text.assemble((f"\n{persona.name} ", "bold"), messages[-1].content))
                 completion = await answer
                 console.print("" if index == 0 else completion.text)
                 history[persona.name] = [*messages, ChatMessage("assistant", completion.text)]

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from deploy.commands.demo import _conversations
+from deploy.demo_script import PERSONAS
 from radixfleet.client import Client
 from tests.support.waiting import until
 
@@ -37,3 +38,15 @@ async def test_a_demo_that_is_interrupted_leaves_no_question_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await talking
     assert client.cancelled == 2
+
+
+async def test_a_question_begins_beside_its_name_and_no_line_is_longer_than_the_terminal() -> None:
+    name, question = PERSONAS[0].name, PERSONAS[0].questions[0]
+    shown, width = io.StringIO(), len(question)
+    talking = asyncio.create_task(_conversations(cast("Client", _Silent()), Console(file=shown, width=width), 8))
+    await until(lambda: bool(shown.getvalue()))
+    talking.cancel()
+    await asyncio.gather(talking, return_exceptions=True)
+    lines = shown.getvalue().splitlines()
+    assert " ".join(lines).split() == f"{name} {question}".split()
+    assert max(map(len, lines)) <= width
