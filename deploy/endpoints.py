@@ -53,7 +53,7 @@ def endpoint_option(command: Command) -> Command:
 
 
 def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not is_host_port(value):
+    if not is_host_port(value.removeprefix("dns:///")):  # as gRPC spells names, in Kubernetes above all
         raise click.BadParameter(f"must be host:port (IPv6: [host]:port), with a port from 1 to 65535; got {value!r}")
     return value
 

@@ -46,9 +46,10 @@ def served(fake: FakeInference) -> Iterator[str]:
         loop.close()
 
 
-def test_generate_streams_the_text(radixfleet):
+@pytest.mark.parametrize("scheme", ["", "dns:///"])
+def test_generate_streams_the_text(radixfleet, scheme):
     with served(FakeInference([ANSWER])) as address:
-        code, out, err = radixfleet("generate", "--prompt", "Hi", "--endpoint", address)
+        code, out, err = radixfleet("generate", "--prompt", "Hi", "--endpoint", scheme + address)
     assert (code, out, err) == (0, "Hello!\n", "")
 
 
