@@ -22,6 +22,8 @@ def run_interruptible(work: Coroutine[Any, Any, Result]) -> Result:
         try:
             return await work
         except asyncio.CancelledError:
-            raise click.Abort from None
+            if task.cancelling():
+                raise click.Abort from None
+            raise  # nobody has told it to end: a fault of ours
 
     return asyncio.run(run())

@@ -34,3 +34,11 @@ def test_work_that_ends_by_itself_gives_what_it_has() -> None:
         return 7
 
     assert run_interruptible(work()) == 7
+
+
+def test_a_cancellation_that_nobody_asked_for_is_no_interruption() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        run_interruptible(work())
