@@ -343,4 +343,3 @@ class Control:
     async def _ordered(self) -> None:
         self._changed.set()  # what was decided before is not begun any more
         await self._save()
-        self._changed.set()

@@ -78,9 +78,11 @@ class RayHosting:
         except ValueError:
             return
         if asks:
-            with suppress(RayError, TimeoutError):  # whatever it says of its end, it is killed
+            try:
                 async with asyncio.timeout(_END_S):
                     await handle.end.remote()
+            except (RayError, TimeoutError) as error:  # whatever it says of its end, it is killed
+                _log.warning("a member did not end in order", member=name, why=str(error) or type(error).__name__)
         await asyncio.to_thread(ray.kill, handle, no_restart=not again)
         if not again:
             self._handles.pop(name, None)

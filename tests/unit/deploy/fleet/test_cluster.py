@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from ray.exceptions import ActorDiedError, RaySystemError, RayTaskError
+from structlog.testing import capture_logs
 
 from deploy.fleet import cluster, ray_hosting
 from deploy.fleet.cluster import Cluster, NoFleet
@@ -59,5 +60,9 @@ async def test_a_member_whose_orderly_end_fails_is_killed_all_the_same(monkeypat
     hosting, member = RayHosting(), actor(end=end)
     hosting._handles["m-0"] = member
     monkeypatch.setattr(ray_hosting.ray, "kill", lambda handle, *, no_restart: killed.append((handle, no_restart)))
-    await hosting.end("m-0", again=False)
+    with capture_logs() as logs:
+        await hosting.end("m-0", again=False)
     assert killed == [(member, True)]
+    (line,) = logs
+    assert line["member"] == "m-0"
+    assert "a traceback" in line["why"]
