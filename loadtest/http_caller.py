@@ -52,6 +52,10 @@ class Chunk(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     error: Any = None
 
+    def counts_after(self, before: Usage) -> Usage:
+        """What is counted once it has come: a usage without tokens, {} above all, tells nothing."""
+        return before if self.usage is None or self.usage.completion_tokens is None else self.usage
+
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
 
@@ -110,7 +114,7 @@ class HttpCaller:
             choices = chunk.choices or ()
             finished = finished or any(choice.finish_reason for choice in choices)
             told = chunk.usage.completion_tokens if chunk.usage is not None else None
-            usage = chunk.usage or usage
+            usage = chunk.counts_after(usage)
             # Without a running count, a chunk with text is a token: so servers that name no numbers stream.
             count = told - counted if told else int(any(choice.text for choice in choices))
             if count > 0:

@@ -79,7 +79,7 @@ class StreamReading:
 
     def take(self, chunk: Chunk, now_s: float) -> None:
         """The next one."""
-        self._usage = chunk.usage or self._usage
+        self._usage = chunk.counts_after(self._usage)
         for choice in chunk.choices or ():
             if self._first_s is None and (choice.text or self._usage.completion_tokens):
                 self._first_s = now_s

@@ -57,6 +57,15 @@ async def test_a_server_that_counts() -> None:
     assert heard[-1] == Ended(3, cached_tokens=16, prompt_tokens=21)
 
 
+async def test_a_usage_that_counts_nothing_erases_nothing() -> None:
+    heard = await said(
+        '{"choices": [{"text": "a b", "finish_reason": "stop"}],'
+        ' "usage": {"prompt_tokens": 9, "completion_tokens": 2}}',
+        '{"choices": [], "usage": {}}',
+    )
+    assert heard[-1] == Ended(2, cached_tokens=0, prompt_tokens=9)
+
+
 async def test_a_server_that_counts_nothing_streams_a_token_an_event() -> None:
     heard = await said('{"choices": [{"text": "a"}]}', '{"choices": [{"text": "b", "finish_reason": "stop"}]}')
     assert [each.count for each in heard if isinstance(each, NewTokens)] == [1, 1]

@@ -45,6 +45,12 @@ class TestReading:
         reading.take(chunk(" and more", 9), 2.0)
         assert reading.answer(2.0).output_tokens == 9
 
+    def test_a_usage_that_counts_nothing_erases_nothing(self) -> None:
+        reading = StreamReading(0.0)
+        reading.take(chunk(" a b", 2), 1.0)
+        reading.take(Chunk([], Usage()), 2.0)
+        assert reading.answer(2.0).output_tokens == 2
+
     @pytest.mark.parametrize("chunks", [[], [chunk(" a")], [chunk(None, 0)]])
     def test_an_answer_without_token_or_usage_is_none(self, chunks: list[Chunk]) -> None:
         reading = StreamReading(0.0)
