@@ -98,7 +98,7 @@ class WorkerSettings(ProcessSettings):
     attention: AttentionName = Field(
         "auto",
         description="For GPUs, flash is FlashAttention, triton our own kernels; for CPUs, cpu is our kernels in C; "
-        "sdpa is torch's, for any device. auto takes the first that works.",
+        "sdpa is torch's, for any device. auto takes the first that works. Deterministic inference: not flash.",
     )
     enable_deterministic_inference: bool = Field(
         default=False,
