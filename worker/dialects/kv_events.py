@@ -4,8 +4,9 @@
 
 Batches have consecutive numbers. A subscriber that begins at 0 gets a snapshot: chunks with the numbers that end at the
 present one, so that live batches go on behind it. One that goes on where it was gets what it missed, as long as that is
-remembered; else it is refused, and begins at 0. Numbers begin at the milliseconds since 1970, so that no number of an
-earlier process is ever mistaken for one of this.
+remembered; else it is refused, and begins at 0. A snapshot of several chunks ends what is remembered, for they have the
+same numbers. Numbers begin at the milliseconds since 1970, so that no number of an earlier process is ever mistaken for
+one of this.
 
 A restarted engine is one event, "cleared", in the same sequence. Every batch carries the load; a batch that has nothing
 else repeats the number before it. The engine tells tokens only while somebody follows, and for a while after.
@@ -225,6 +226,8 @@ class KvEventFeed:
             snapshot = _snapshot(blocks, load, count=count, last=last)
             subscription.begin(snapshot, count=count, sequence=last, now_s=time.monotonic())
         self._waiting.clear()
+        if count > 1:
+            self._remembered.clear()  # who breaks off within the chunks must not go on with batches of their numbers
 
     def _tell_load(self) -> None:
         """A record without events, where the load is another one, or nothing was said for a while."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import grpc.aio
 import numpy as np
@@ -262,6 +263,30 @@ async def test_nobody_goes_on_from_before_a_time_that_nobody_followed(played: Fa
             assert (await anext(subscription)).sequence_number > last
             with pytest.raises(OutOfRange), feed.subscribe(last + 1):
                 pass
+
+
+async def test_nobody_goes_on_from_within_a_snapshot(played: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live batches have the numbers of its chunks; with them, who broke off would lack the other chunks."""
+    monkeypatch.setattr(kv_events, "SNAPSHOT_BLOCKS", 2)
+    played.engine.become_ready()
+    async with KvEventFeed(played.engine) as feed:
+        with feed.subscribe(0) as steady:
+            played.cache(0, everything=True)
+            for first in range(1, 10):
+                played.cache(first)
+            with feed.subscribe(0) as broken:
+                chunks = [await anext(broken) for _ in range(5)]
+            assert [chunk.snapshot.count for chunk in chunks] == [5] * 5
+            for chunk in chunks[:-1]:
+                with pytest.raises(OutOfRange), feed.subscribe(chunk.sequence_number + 1):
+                    pass
+            played.cache(10)
+            with feed.subscribe(chunks[-1].sequence_number + 1) as resumed:
+                live = await anext(resumed)
+            numbers = [(await anext(steady)).sequence_number]
+            while numbers[-1] < live.sequence_number:
+                numbers.append((await anext(steady)).sequence_number)
+    assert all(after - before in (0, 1) for before, after in pairwise(numbers)), "others see no gap"
 
 
 async def test_who_goes_on_reads_all_that_is_remembered(played: FakeWorker) -> None:
