@@ -107,7 +107,8 @@ class WorkerActor:
         return (os.getpid(), *children)
 
     def _follow(self, routers: tuple[str, ...]) -> None:
-        if self._worker is None or routers == self._routers or self._draining is not None:
+        is_leaving = self._draining is not None or self._ending.is_set()
+        if self._worker is None or routers == self._routers or is_leaving:
             return
         if self._following is None or self._following.done():
             self._routers = routers
@@ -147,7 +148,7 @@ class WorkerActor:
             try:
                 await self._until_ending(worker)
             finally:
-                self._worker = None  # it leaves its routers now, and follows no others
+                self._ending.set()  # it leaves its routers now, and follows no others
 
     async def _until_ending(self, worker: Worker) -> None:
         """Raises EngineLoadError when it cannot serve, at first or after too many restarts of its engine."""

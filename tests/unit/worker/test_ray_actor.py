@@ -62,14 +62,15 @@ async def test_a_report_is_given_while_the_addresses_of_the_routers_are_not_know
             task.cancel()
 
 
-async def test_a_worker_that_is_ending_registers_with_no_router_that_it_hears_of_now(monkeypatch):
+async def test_a_worker_that_is_ending_still_reports_and_registers_with_no_router_that_it_hears_of_now(monkeypatch):
     """Its supervisor asks it for reports until it has ended."""
     is_leaving, may_end = asyncio.Event(), asyncio.Event()
+    engine = FakeEngine()
     running: list[Worker] = []
 
     @asynccontextmanager
     async def running_worker(*_: object) -> AsyncIterator[Worker]:
-        async with sim_worker(engine=FakeEngine(), serving=False) as worker:
+        async with sim_worker(engine=engine, serving=False) as worker:
             running.append(worker)
             yield worker
             is_leaving.set()
@@ -85,9 +86,13 @@ async def test_a_worker_that_is_ending_registers_with_no_router_that_it_hears_of
     actor = WorkerActor("m-0", {"model": "m"}, 1.0)
     try:
         await until(lambda: bool(running))
+        engine.become_ready()
         ending = asyncio.create_task(actor.end())
         await is_leaving.wait()
-        await actor.report(["127.0.0.1:1"])
+        report = await actor.report(["127.0.0.1:1"])
+        assert report.phase == "serving"
+        assert report.address.rpartition(":")[2] == running[0].address.rpartition(":")[2]
+        assert report.capacity is not None
         may_end.set()
         await ending
         assert actor._failure == ""
