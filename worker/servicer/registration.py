@@ -74,12 +74,15 @@ class Registration:
         Most often that shows at once, as the end of the connection: then a call waits for who listens there next.
         Certificates that cannot be read now may be later.
         """
+        told = ""
         while True:
             try:
                 await self._register_by_channel(router)
             except UnusableFile as error:
-                _log.error("cannot register", router=router, error=str(error))
-                await asyncio.sleep(REGISTER_EVERY_S)
+                if str(error) != told:
+                    told = str(error)
+                    _log.error("cannot register; trying on", router=router, error=told)
+                await asyncio.sleep(_spread(REGISTER_EVERY_S))
 
     async def _register_by_channel(self, router: str) -> None:
         async with open_channel(self._endpoint(router)) as channel:
@@ -112,7 +115,7 @@ class Registration:
                 known = True
                 pause_s = REGISTER_EVERY_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s * random.uniform(0.8, 1.2)):  # noqa: S311  spreads a fleet's calls
+                async with asyncio.timeout(_spread(pause_s)):
                     await lost.wait()
 
     async def _leave(self, router: str) -> None:
@@ -136,6 +139,11 @@ async def _watch(channel: grpc.aio.Channel, lost: asyncio.Event) -> None:
         await channel.wait_for_state_change(state)
         if state is grpc.ChannelConnectivity.READY:
             lost.set()
+
+
+def _spread(pause_s: float) -> float:
+    """So that a fleet's calls do not come all at once."""
+    return pause_s * random.uniform(0.8, 1.2)  # noqa: S311
 
 
 def _is_away(error: Exception) -> bool:

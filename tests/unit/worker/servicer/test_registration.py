@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from radixfleet.channel import listen, make_server
 from radixfleet.endpoint import Endpoint
@@ -130,10 +131,12 @@ async def test_a_certificate_that_cannot_be_read_now_may_be_read_later() -> None
             raise UnusableFile("cannot read ca.pem")
         return Endpoint(address)
 
-    async with Registration([f"127.0.0.1:{router.port}"], WorkerId("w"), 5, "10.0.0.9:5", endpoint):
-        await until(lambda: asked >= 2)
-        readable = True
-        await until(lambda: bool(router.registered))
-        readable = False
+    with capture_logs() as lines:
+        async with Registration([f"127.0.0.1:{router.port}"], WorkerId("w"), 5, "10.0.0.9:5", endpoint):
+            await until(lambda: asked >= 3)
+            assert [line["log_level"] for line in lines] == ["error"], "told once"
+            readable = True
+            await until(lambda: bool(router.registered))
+            readable = False
     assert router.removed == []
     await router.stop()
