@@ -41,7 +41,7 @@ _CHEAP_STOP_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that can be submitted."""
+    """A request that can be started, once: its `texts` go with it."""
 
     tokens: TokenArray
     """The prompt."""

@@ -182,7 +182,7 @@ class _Link:
                 async for frame in frames:
                     self._take(frame)
         except Exception:  # noqa: BLE001  the edge: what runs on the link hears that it ended
-            _log.exception("a link ends at a frame of its router that is none")
+            _log.exception("a link ends: reading a frame of its router failed")
         finally:
             self.end()
 

@@ -310,11 +310,12 @@ async def test_a_request_whose_engine_died_leaves_nothing_to_the_collector() -> 
         intake = Intake(
             "sim-model", Tokenizer(byte_spec()), GatedExecutor(), Grammars(engine, None), default_max_new_tokens=9
         )
-        prepared = await intake.prepare(request([1]), worker.requests.require_serving())
+        ready = worker.requests.require_serving()
+        prepared = [await intake.prepare(request([1]), ready) for _ in range(2)]
         gc.collect()
         gc.disable()
         try:
-            generations = [worker.requests.start(request([1]), prepared, arrived_s=0.0) for _ in range(2)]
+            generations = [worker.requests.start(request([1]), each, arrived_s=0.0) for each in prepared]
             engine.crash()
             kept = [ref(generation) for generation in generations]
             while generations:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from weakref import ref
 
 import grpc.aio
 import numpy as np
@@ -186,6 +187,15 @@ async def test_what_the_engine_before_has_reported_is_no_report_of_the_one_start
                 act()
             assert (await anext(watcher)).WhichOneof("prefix") == "digest"
             assert (await anext(watcher)).between_reports
+
+
+async def test_a_watcher_whose_stream_has_ended_is_forgotten(engine: FakeEngine) -> None:
+    metrics = WorkerMetrics(BuildInfo("0", "w", "m", "sim"))
+    async with StateFeed(engine, metrics) as feed:
+        with feed.watch() as watcher:
+            kept = ref(watcher)
+        del watcher
+        assert kept() is None
 
 
 async def test_state_streams_end_when_the_worker_stops(engine: FakeEngine) -> None:
