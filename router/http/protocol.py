@@ -6,15 +6,15 @@ line a minute would hold as many connections as they like, and one line of a hun
 piece of it that comes, the event loop. What a body may take that is waited for is `guard`'s matter.
 
 Java's HTTP client asks to upgrade to HTTP/2 in each request. The parser takes what follows the head for the other
-protocol, so that the body is lost; so it is not shown the question, which a server may ignore.
+protocol, so that the body is lost; so a head that asks is read again without the question, which a server may ignore.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_S = 15.0
@@ -22,7 +22,6 @@ HEAD_S = 15.0
 REST_S = 60.0
 """For the rest of a body whose answer was given before its end, and the next head."""
 MAX_HEAD_BYTES = 64 * 1024
-_UPGRADE = re.compile(rb"(?<![^\n])upgrade(?=[ \t]*:)", re.IGNORECASE)
 
 
 class CarefulProtocol(HttpToolsProtocol):
@@ -44,30 +43,57 @@ class CarefulProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """More of a head, or of a body."""
         awaited = self._deadline
-        if self.cycle is None or not self.cycle.more_body:
-            data = _without_upgrade(data)
-        super().data_received(data)
+        try:
+            self._read(data)
+        except httptools.HttpParserError:
+            message = "Invalid HTTP request received."
+            self.logger.warning(message)
+            self.send_400_response(message)
         if awaited is None or self._deadline is not awaited or self.transport.is_closing():
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
 
+    def send_400_response(self, msg: str) -> None:
+        """Where it would come in the midst of an answer, or pass for the answer to a request before it, the end."""
+        cycle = self.cycle
+        is_next = cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started)
+        if is_next and not self.pipeline:
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
     def on_message_begin(self) -> None:
         """A further request begins on the same connection."""
+        self._unset_keepalive_if_required()
         super().on_message_begin()
         if self._deadline is None:
             self._await_head()
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        if self.parser.should_upgrade():
+            return
         self._forget()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """The body is whole; where it was answered before, the connection is idle from now on."""
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        if self._rest is not None:
+            self._forget()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
     def on_response_complete(self) -> None:
-        """An answer is out; what still comes of its request would stop the clock that closes idle connections."""
+        """An answer is out; a connection on which the rest of its request is still to come is not idle."""
         super().on_response_complete()
         if self.cycle.response_complete and self.cycle.more_body:
+            self._unset_keepalive_if_required()
             self._rest = self.loop.call_later(self.rest_s, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,6 +101,29 @@ class CarefulProtocol(HttpToolsProtocol):
         self._forget()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+
+    def _read(self, data: bytes) -> None:
+        """Raises HttpParserError."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as asked:
+                rest = rest[asked.args[0] :]
+                self._read_again()
+            else:
+                return
+
+    def _read_again(self) -> None:
+        """The head that is whole, without the question for another protocol. Raises HttpParserError."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if method == b"CONNECT":  # asks by its name
+            raise httptools.HttpParserError("not a proxy")
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version.encode())]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)  # the old one reads nothing behind `Connection: close`
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def _await_head(self) -> None:
         self._head_bytes = 0
@@ -88,12 +137,3 @@ class CarefulProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         self._deadline = self._rest = None
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """A piece of a head, and perhaps of the body behind it, with another name for the header."""
-    end = data.find(b"\r\n\r\n")
-    end = len(data) if end < 0 else end
-    if _UPGRADE.search(data, 0, end) is None:
-        return data
-    return _UPGRADE.sub(b"ignored", data[:end]) + data[end:]

@@ -143,25 +143,119 @@ async def test_a_body_whose_answer_was_given_before_its_end_does_not_hold_the_co
 UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"Content-Length: 11\r\n\r\nUpgrade: x\n", b"Transfer-Encoding: chunked\r\n\r\nb\r\nUpgrade: x\n\r\n0\r\n\r\n"],
-)
-async def test_a_client_that_would_rather_speak_http_2_loses_no_body(body: bytes) -> None:
-    """Java's asks so in each request, and got 400 for its empty body."""
+POST = b"POST / HTTP/1.1\r\nHost: x\r\n"
+FORMS = [
+    UPGRADE + b"Content-Length: 11\r\n\r\nUpgrade: x\n",
+    UPGRADE + b"Transfer-Encoding: chunked\r\n\r\nb\r\nUpgrade: x\n\r\n0\r\n\r\n",
+]
 
-    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
-        received = b""
-        while (message := await receive()).get("more_body"):
-            received += message["body"]
-        await PlainTextResponse(received + message["body"])(scope, receive, send)
 
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    received = b""
+    while scope["path"] != "/early" and (message := await receive())["type"] == "http.request":
+        received += message["body"]
+        if not message.get("more_body"):
+            break
+    assert b"upgrade" not in dict(scope["headers"])
+    await PlainTextResponse(received)(scope, receive, send)
+
+
+@pytest.fixture
+async def echoing() -> AsyncIterator[HttpServer]:
     server = HttpServer(echo, "127.0.0.1", 0)
     server.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    yield server
+    await server.close()
+
+
+async def answered(reader: asyncio.StreamReader) -> None:
+    async with asyncio.timeout(20):
+        assert (await reader.readuntil(b"Upgrade: x\n")).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_client_that_would_rather_speak_http_2_loses_no_body(echoing: HttpServer, form: bytes) -> None:
+    """Java's asks so in each request, and got 400 for its empty body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", echoing.port)
     for _ in range(2):
-        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\n" + UPGRADE + body)
-        async with asyncio.timeout(20):
-            assert (await reader.readuntil(b"Upgrade: x\n")).startswith(b"HTTP/1.1 200")
+        writer.write(POST + form)
+        await answered(reader)
+    writer.write(POST + form + POST + form)
+    for _ in range(2):
+        await answered(reader)
+    writer.write(POST.replace(b" / ", b" /early ") + b"Content-Length: 3\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"abc" + POST + form)
+    await answered(reader)
+    writer.write(POST + b"Connection: close\r\n" + form)
+    await answered(reader)
+    assert await rest(reader) == b""
+    writer.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_nor_does_one_whose_request_comes_byte_by_byte(echoing: HttpServer, form: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", echoing.port)
+    connections = echoing._server.server_state.connections
+    await until(lambda: len(connections) == 1, "it is connected")
+    (connection,) = connections
+    request = HEAD + b"\r\n" + POST + form
+    for place in range(len(request)):
+        connection.data_received(request[place : place + 1])
+    await answered(reader)
+    writer.close()
+
+
+async def test_a_proxy_it_is_not(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"CONNECT x:443 HTTP/1.1\r\nHost: x:443\r\n" + UPGRADE + b"\r\n")
+    assert (await rest(reader)).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("second", [b"X: " + b"x" * MAX_HEAD_BYTES, b"\0\r\n"])
+async def test_a_wrong_head_writes_nothing_into_the_answer_before_it(second: bytes, *, begun: bool) -> None:
+    waiting = asyncio.Event()
+
+    async def slow(_scope: Scope, _receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"hel", "more_body": True})
+        waiting.set()
+        await asyncio.Event().wait()
+
+    server = HttpServer(slow, "127.0.0.1", 0)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(HEAD + b"\r\n")
+    await waiting.wait()
+    (connection,) = server._server.server_state.connections
+    connection.data_received(HEAD)
+    connection.data_received(second)
+    assert b" 400 " not in await rest(reader)
+    writer.close()
+    for task in server._server.server_state.tasks:
+        task.cancel()
+    await server.close()
+
+
+@pytest.mark.parametrize(
+    "more", [b"\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"], ids=["nothing", "a body"]
+)
+async def test_a_connection_is_idle_when_nothing_more_is_to_come(more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came behind an answer stopped the clock that closes idle connections, or left one that resets them."""
+    monkeypatch.setattr("router.http.server._KEEP_ALIVE_S", 0.2)
+    server = HttpServer(PlainTextResponse("hello"), "127.0.0.1", 0)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(HEAD + b"\r\n")
+    await reader.readuntil(b"hello")
+    writer.write(more)
+    if more.strip():
+        await reader.readuntil(b"hello")
+        writer.write(b"x" * 10)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
     writer.close()
     await server.close()
