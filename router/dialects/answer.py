@@ -13,6 +13,7 @@ from typing import Any
 
 from radixfleet import convert
 from radixfleet.clock import Clock
+from radixfleet.errors import InternalError
 from radixfleet.output_text.detokenizer import Detokenizer
 from radixfleet.output_text.output import OutputText
 from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
@@ -79,7 +80,7 @@ class Answer:
         self._choices = [_Choice(self._output_text(stops)) for _ in range(sampling.n)]
         self._cached_tokens: int | None = None
         self.ending = self._replay(generated.tolist())
-        """Where the client has all of the answer, its end: the engine is not to be asked."""
+        """Where the client has all of the answer, its end: the engine is not asked, and what it cached is not known."""
 
     @property
     def is_complete(self) -> bool:
@@ -98,8 +99,8 @@ class Answer:
         return self._choices[index].num_tokens
 
     def take(self, part: Part) -> Iterator[inference_pb2.GenerateResponse]:
-        """The messages that a part becomes. Raises InternalError for an answer that the engine gave up, and Unreachable
-        for one that is none.
+        """The messages that a part becomes. Raises InternalError for an answer that the engine gave up, or that lacks
+        the log probabilities.
         """
         choice = self._choices[part.index]
         choice.ended_by_engine |= bool(part.reason)
@@ -134,6 +135,7 @@ class Answer:
             worker_id=self._names.worker_id,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
+            counts_follow=self.ending is not None,
         )
         return inference_pb2.GenerateResponse(started=started)
 
@@ -178,6 +180,7 @@ class Answer:
         return inference_pb2.Usage(
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens or 0,
+            cached_tokens_unknown=self.ending is not None,
             completion_tokens=self._generated_tokens + sum(choice.num_tokens for choice in self._choices),
             prefill_s=first_s - self._times.sent_s,
             decode_s=now_s - first_s,
@@ -193,13 +196,13 @@ class Answer:
 
 
 def _output_logprobs(part: Part, num_tops: int | None) -> list[inference_pb2.TokenLogprobs]:
-    """One for each of the part's tokens, where they were asked for. Raises Unreachable."""
+    """One for each of the part's tokens, where they were asked for. Raises InternalError."""
     if num_tops is None:
         return []
     values, num_new = list(getattr(part.logprobs, "token_logprobs", ())), len(part.token_ids)
     tops = list(getattr(part.logprobs, "top_logprobs", ())) or [None] * len(values)
     if not num_new <= len(values) == len(tops):
-        raise Unreachable(f"it told {len(values)} log probabilities of {num_new} tokens")
+        raise InternalError(f"the engine told {len(values)} log probabilities of {num_new} tokens")
     return [_told(value, top, num_tops) for value, top in zip(values[-num_new:], tops[-num_new:], strict=True)]
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from radixfleet import convert
 from radixfleet.clock import Clock
-from radixfleet.errors import InvalidRequest, Unavailable
+from radixfleet.errors import InternalError, InvalidRequest, Unavailable
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2
 from router.dialects.answer import Names
@@ -62,8 +62,8 @@ class HttpAnswer:
         clock: Clock,
         *,
         prompt_tokens: int | None,
+        max_new_tokens: int,
         generated_tokens: int = 0,
-        max_new_tokens: int | None = None,
         n: int = 1,
         num_logprobs: int | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class HttpAnswer:
         self._told_completion_tokens: int | None = None
         self.cached_tokens: int | None = None
         """What the engine told; None: nothing, so far."""
-        self.is_whole = max_new_tokens is not None and generated_tokens >= max_new_tokens
+        self.is_whole = generated_tokens >= max_new_tokens
         """The client has all of it, and the engine is not to be asked."""
         if self.is_whole:
             self._choices[0].end = inference_pb2.Finished(reason=inference_pb2.FINISH_REASON_LENGTH)
@@ -181,7 +181,7 @@ class HttpAnswer:
         choice.num_tokens += len(tokens) or 1
         logprobs = [] if self._num_logprobs is None else _logprobs(piece.logprobs, self._num_logprobs)
         if len(logprobs) != (0 if self._num_logprobs is None else len(tokens)):
-            raise Unreachable(f"it told {len(logprobs)} log probabilities of {len(tokens)} tokens")
+            raise InternalError(f"the engine told {len(logprobs)} log probabilities of {len(tokens)} tokens")
         try:
             delta = inference_pb2.Delta(token_ids=tokens, text=text, logprobs=logprobs)
         except ValueError as error:
@@ -237,7 +237,7 @@ def _finished(piece: ChoicePiece) -> inference_pb2.Finished:
 
 
 def _logprobs(told: Any, num_tops: int) -> list[inference_pb2.TokenLogprobs]:
-    """Of completions, with token ids in the place of texts. Raises Unreachable."""
+    """Of completions, with token ids in the place of texts. Raises InternalError."""
     if not told:
         return []
     try:
@@ -247,7 +247,7 @@ def _logprobs(told: Any, num_tops: int) -> list[inference_pb2.TokenLogprobs]:
             for logprob, top in zip(told["token_logprobs"], tops, strict=True)
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Unreachable(f"it told log probabilities in another form: {error}") from error
+        raise InternalError(f"the engine told log probabilities in another form: {error}") from error
 
 
 def _token_logprobs(logprob: float, top: Mapping[str, float], num_tops: int) -> inference_pb2.TokenLogprobs:

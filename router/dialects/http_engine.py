@@ -32,7 +32,7 @@ from router.dialects.answer import Names
 from router.dialects.http_answer import HttpAnswer
 from router.dialects.http_connection import HttpConnection
 from router.dialects.http_events import DONE, error_message, read_event, server_sent_events
-from router.dialects.http_forms import HttpForm, HttpForms
+from router.dialects.http_forms import HttpForm, HttpForms, limit_of
 from router.dialects.http_words import kind_of
 from router.dialects.speaker import State, Unreachable
 from router.worker_address import EngineAddress
@@ -250,7 +250,7 @@ class HttpSpeaker:
             self._clock,
             prompt_tokens=len(request.prompt.token_ids.packed) // 4 if has_ids else None,
             generated_tokens=len(request.generated.packed) // 4,
-            max_new_tokens=sampling.max_new_tokens,
+            max_new_tokens=limit_of(sampling),
             n=sampling.n,
             num_logprobs=sampling.logprobs,
         )

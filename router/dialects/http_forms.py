@@ -48,7 +48,7 @@ class HttpForms:
         if request.generated.packed and not forms:
             raise InvalidRequest("the engine that was chosen cannot go on with an answer", field="generated")
         if form == "text":
-            fields = self._fields(request, sampling, is_chat=False) | {"max_tokens": _limit(sampling)}
+            fields = self._fields(request, sampling, is_chat=False) | {"max_tokens": limit_of(sampling)}
             forms.append(HttpForm("/completions", {"prompt": original.text, **fields}))
         elif form == "chat":
             self._add_chat(forms, request, sampling, original.chat)
@@ -76,7 +76,7 @@ class HttpForms:
     def _ids(self, request: inference_pb2.GenerateRequest, sampling: SamplingParams) -> HttpForm:
         prompt = convert.unpack_tokens(request.prompt.token_ids, "prompt.token_ids").tolist()
         generated = convert.unpack_tokens(request.generated, "generated").tolist()
-        rest = rest_of(sampling, _limit(sampling), len(generated))
+        rest = rest_of(sampling, limit_of(sampling), len(generated))
         fields = self._fields(request, rest, is_chat=False)
         return HttpForm("/completions", {"prompt": prompt + generated, **fields}, has_ids=True)
 
@@ -95,5 +95,6 @@ class HttpForms:
         return sampling_fields(self.kind, sampling, is_chat=is_chat) | salt
 
 
-def _limit(sampling: SamplingParams) -> int:
+def limit_of(sampling: SamplingParams) -> int:
+    """New tokens that are asked for where the prompt is token ids or text, as engines would assume few."""
     return sampling.max_new_tokens if sampling.max_new_tokens is not None else _DEFAULT_MAX_NEW_TOKENS

@@ -198,11 +198,14 @@ async def test_an_answer_goes_on_elsewhere_where_the_engine_tells_token_ids() ->
         assert bytes(good.calls[-1].request.generated.packed[::4]) == begun
 
 
-async def test_an_answer_that_the_client_has_whole_is_not_asked_for(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "num_tokens"), [({"max_new_tokens": 3}, 3), ({}, 256)])
+async def test_an_answer_that_the_client_has_whole_is_not_asked_for(
+    tmp_path: Path, limit: dict[str, int], num_tokens: int
+) -> None:
     """Its worker was lost after the last token: the engine would have added one more."""
     engine = OpenAiEngine()
-    request = generate_request(list(b"hello"), {"max_new_tokens": 3, "temperature": 0})
-    request.generated.CopyFrom(pack_tokens(np.frombuffer(b"abc", dtype=np.uint8).astype(np.uint32)))
+    request = generate_request(list(b"hello"), {"temperature": 0, **limit})
+    request.generated.CopyFrom(pack_tokens(np.full(num_tokens, 97, dtype=np.uint32)))
     async with (
         behind_router(engine, tokenizers=(f"fake-model={model_directory(tmp_path)}",)) as fleet,
         grpc.aio.insecure_channel(fleet.router.address) as channel,
@@ -210,7 +213,7 @@ async def test_an_answer_that_the_client_has_whole_is_not_asked_for(tmp_path: Pa
         call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
         *_, last = [message async for message in call]
         assert last.finished.reason == inference_pb2.FINISH_REASON_LENGTH
-        assert last.finished.usage.completion_tokens == 3
+        assert last.finished.usage.completion_tokens == num_tokens
         assert not engine.calls
 
 

@@ -10,11 +10,13 @@ from smg_grpc_proto.generated import sglang_scheduler_pb2 as sglang
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from radixfleet.clock import ManualClock
+from radixfleet.errors import InternalError
 from radixfleet.text import Tokenizer
 from radixfleet.types import SamplingParams
 from radixfleet.v1 import inference_pb2
 from router.dialects.answer import Answer, Names
 from router.dialects.http_answer import HttpAnswer
+from router.dialects.http_events import ChoicePiece, Event
 from router.dialects.speaker import Unreachable
 from router.dialects.words import Part, SglangWords, index_of
 from tests.support.byte_tokenizer import byte_spec
@@ -46,9 +48,17 @@ def test_a_message_of_no_known_kind_is_a_broken_engine(message: Any) -> None:
 
 
 @pytest.mark.parametrize("told", [None, logprobs(), logprobs(-1.0)])
-def test_fewer_log_probabilities_than_tokens_are_a_broken_engine(told: Any) -> None:
-    with pytest.raises(Unreachable, match="log probabilities of 2 tokens"):
+def test_fewer_log_probabilities_than_tokens_end_the_answer_and_not_the_engine(told: Any) -> None:
+    """Who asked for them could have any engine that leaves them out taken for lost."""
+    with pytest.raises(InternalError, match="log probabilities of 2 tokens"):
         list(answer(logprobs=0).take(Part(0, [97, 98], 0, logprobs=told)))
+
+
+@pytest.mark.parametrize("told", [None, {"token_logprobs": [-1.0]}, {"values": []}])
+def test_nor_do_they_over_http(told: Any) -> None:
+    asked = HttpAnswer(NAMES, ManualClock(), prompt_tokens=2, max_new_tokens=5, num_logprobs=0)
+    with pytest.raises(InternalError, match="log probabilities"):
+        list(asked.take(Event(choices=[ChoicePiece(text="ab", token_ids=[97, 98], logprobs=told)])))
 
 
 def test_of_all_log_probabilities_the_last_are_those_of_tokens_that_no_chunk_had() -> None:
@@ -88,16 +98,15 @@ def test_an_answer_that_the_client_has_whole_lacks_only_its_end(
     if asked.ending is None:
         return
     started, finished = asked.take(asked.ending)
-    assert started.HasField("started")
+    assert started.started.counts_follow
+    assert finished.finished.usage.cached_tokens_unknown, "0 would empty the sketch of a worker that has the prompt"
     assert finished.finished.reason == reason
     assert finished.finished.usage.completion_tokens == len(generated)
     assert asked.ended_by_engine, "there is nothing to abort"
 
 
-@pytest.mark.parametrize(
-    ("generated", "limit", "is_whole"), [(0, 1, False), (4, 5, False), (5, 5, True), (5, None, False)]
-)
-def test_so_it_is_over_http(generated: int, limit: int | None, is_whole: bool) -> None:
+@pytest.mark.parametrize(("generated", "limit", "is_whole"), [(0, 1, False), (4, 5, False), (5, 5, True)])
+def test_so_it_is_over_http(generated: int, limit: int, is_whole: bool) -> None:
     asked = HttpAnswer(NAMES, ManualClock(), prompt_tokens=2, generated_tokens=generated, max_new_tokens=limit)
     assert asked.is_whole is asked.is_complete is is_whole
     if is_whole:
