@@ -97,7 +97,7 @@ async def running_worker(
         stack.push_async_callback(engine.stop)
         feed = StateFeed(engine, metrics)
         requests = RunningRequests(worker_id, engine, Observer(clock, metrics, feed))
-        grammars = Grammars(engine, GrammarChecker(spec) if settings.runner == "torch" else None)
+        grammars = Grammars(engine, GrammarChecker(spec, clock) if settings.runner == "torch" else None)
         stack.push_async_callback(grammars.close)
         intake = Intake(
             settings.model_name,

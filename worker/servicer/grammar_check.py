@@ -1,12 +1,12 @@
 """Main of the process that tries grammars out, so that none which takes too long or crashes can harm the worker.
 
-    python -m worker.servicer.grammar_check FRONT_PID    one line of JSON in: a TokenizerSpec, then Grammars
-                                                         one line of JSON out for each: "" when the tokenizer is
-                                                         read, then why a grammar cannot be used, or ""
+    python -m worker.servicer.grammar_check FRONT_PID TRY_S    one line of JSON in: a TokenizerSpec, then Grammars
+                                                               one line of JSON out for each: "" when the tokenizer
+                                                               is read, then why a grammar cannot be used, or ""
 
 A grammar is compiled and followed through the beginning of some answer, on a thread with half of the stack that the
-runner has, and in bounded memory. What needs more ends this process, not the runner; for the time it takes, the front
-holds the watch (`worker.servicer.grammars`).
+runner has, in bounded memory and TRY_S of CPU time. What needs more ends this process, not the runner: by SIGPROF, if
+it is time.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ def main() -> None:
     _say("")  # ready
     threading.stack_size(_STACK_BYTES)
     for line in lines:
+        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
         grammar = msgspec.json.decode(line, type=Grammar)
         answer = unusable or _on_thread(partial(why_not, compiler, grammar))
+        signal.setitimer(signal.ITIMER_PROF, 0)
         _say(answer if len(answer) <= _MOST_CHARACTERS else f"{answer[:_MOST_CHARACTERS]} ...")
 
 

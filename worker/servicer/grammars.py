@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import OrderedDict
@@ -18,14 +19,18 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, Overloaded, Unavailable
 from radixfleet.text import TokenizerSpec
 from radixfleet.types import Grammar, Incarnation
 from worker.engine.handle import EngineHandle
 
 _TRY_S = 5.0
-"""How long compiling may take."""
-_START_S = 60.0
+"""How much CPU time compiling may take: how busy the machine is says nothing of a grammar."""
+_WALL_S = 60.0
+"""How long the process may take to start and to answer."""
+_REST_S = 10.0
+"""After a process that took longer, or did not start: nobody waits for the next one meanwhile."""
 _REMEMBERED = 32
 """Fewer than the runner keeps, so that what is remembered here is compiled there."""
 _MOST_WAITING = 32
@@ -80,32 +85,45 @@ class Grammars:
                 raise Overloaded("too many new grammars at once", retry_after_s=_RETRY_AFTER_S)
             task = asyncio.create_task(self._checker.why_not(grammar), name="grammar check")
             self._trying[grammar] = task
-            task.add_done_callback(lambda _: self._trying.pop(grammar))
+            task.add_done_callback(lambda done: self._tried(grammar, done))
         return await asyncio.shield(task)
+
+    def _tried(self, grammar: Grammar, task: asyncio.Task[str]) -> None:
+        del self._trying[grammar]
+        if not task.cancelled():
+            task.exception()  # looked at, for all who would have heard of it may have left
 
 
 class GrammarChecker:
     """The process that tries grammars, one at a time; started when the first comes, and again after its end."""
 
-    def __init__(self, spec: TokenizerSpec, *, try_s: float = _TRY_S, start_s: float = _START_S) -> None:
+    def __init__(self, spec: TokenizerSpec, clock: Clock, *, try_s: float = _TRY_S, wall_s: float = _WALL_S) -> None:
         self._spec = spec
+        self._clock = clock
         self._try_s = try_s
-        self._start_s = start_s
+        self._wall_s = wall_s
         self._turn = asyncio.Lock()
         self._process: Process | None = None
+        self._rests_until_s = 0.0
 
     async def why_not(self, grammar: Grammar) -> str:
-        """Why a grammar cannot be used; empty when it can. Raises Unavailable when the process cannot be started."""
+        """Why a grammar cannot be used; empty when it can. Raises Unavailable when that cannot be found out now."""
         async with self._turn:
-            process = await self._running()
+            if self._clock.now() < self._rests_until_s:
+                raise _unavailable()
             try:
-                async with asyncio.timeout(self._try_s):
+                async with asyncio.timeout(self._wall_s):
+                    process = await self._running()
                     answer = await _ask(process, grammar)
-            except TimeoutError:
+            except OSError as error:  # TimeoutError is one
                 await self._kill()
-                return f"compiling it takes longer than {self._try_s:g} s"
+                self._rests_until_s = self._clock.now() + _REST_S
+                _log.error("the process that tries grammars does not start or answer", error=repr(error))
+                raise _unavailable() from error
             if answer is None:
                 await self._kill()
+                if process.returncode == -signal.SIGPROF:
+                    return f"compiling it takes longer than {self._try_s:g} s"
                 _log.warning("a grammar ended the process that tried it", kind=grammar.kind)
                 return "it is too large or nested too deeply"
             return answer
@@ -115,24 +133,16 @@ class GrammarChecker:
         await self._kill()
 
     async def _running(self) -> Process:
-        """The process, with its tokenizer read. That it does not start says nothing of any grammar: Unavailable."""
+        """The process, with its tokenizer read. Raises OSError."""
         if self._process is not None and self._process.returncode is None:
             return self._process
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "worker.servicer.grammar_check", str(os.getpid()), stdin=PIPE, stdout=PIPE
-        )
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write(self._spec.to_json() + b"\n")
+        main = ("-P", "-m", "worker.servicer.grammar_check", str(os.getpid()), str(self._try_s))
+        self._process = await asyncio.create_subprocess_exec(sys.executable, *main, stdin=PIPE, stdout=PIPE)
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        ready = b""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._start_s):
-                ready = await self._process.stdout.readline()
-        if not ready:
-            await self._kill()
-            _log.error("the process that tries grammars does not start")
-            raise Unavailable("no grammar can be tried here at the moment", retry_after_s=_RETRY_AFTER_S)
+        self._process.stdin.write(self._spec.to_json() + b"\n")
+        if not await self._process.stdout.readline():
+            raise ChildProcessError("it ended at its start")
         return self._process
 
     async def _kill(self) -> None:
@@ -141,6 +151,10 @@ class GrammarChecker:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _unavailable() -> Unavailable:
+    return Unavailable("no grammar can be tried here at the moment", retry_after_s=_REST_S)
 
 
 async def _ask(process: Process, grammar: Grammar) -> str | None:

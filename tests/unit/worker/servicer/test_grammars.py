@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import os
+import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from radixfleet.clock import ManualClock, MonotonicClock
 from radixfleet.errors import InvalidRequest, Overloaded, Unavailable
 from radixfleet.text import TokenizerSpec
 from radixfleet.types import Grammar, GrammarKind
@@ -31,7 +35,7 @@ def spec() -> TokenizerSpec:
 
 @pytest.fixture
 async def checker(spec: TokenizerSpec) -> AsyncIterator[GrammarChecker]:
-    checker = GrammarChecker(spec, try_s=3.0)
+    checker = GrammarChecker(spec, MonotonicClock())
     yield checker
     await checker.close()
 
@@ -97,7 +101,7 @@ async def test_a_large_grammar_that_is_wrong_is_refused_in_few_words_and_the_nex
 
 async def test_what_takes_too_long_is_ended_and_the_next_one_is_served(spec: TokenizerSpec) -> None:
     """Behaviour 59, of grammars: bounded in time, whatever llguidance's own limits are."""
-    checker = GrammarChecker(spec, try_s=1.0)
+    checker = GrammarChecker(spec, MonotonicClock(), try_s=1.0)
     try:
         assert await checker.why_not(regex("a+")) == ""
         process = checker._process
@@ -105,6 +109,21 @@ async def test_what_takes_too_long_is_ended_and_the_next_one_is_served(spec: Tok
         assert process is not None
         assert process.returncode is not None
         assert await checker.why_not(regex("b+")) == ""
+    finally:
+        await checker.close()
+
+
+async def test_a_process_that_gets_no_cpu_is_waited_for(spec: TokenizerSpec) -> None:
+    """How busy the machine is says nothing of a grammar, and would be remembered."""
+    checker = GrammarChecker(spec, MonotonicClock(), try_s=0.5)
+    try:
+        assert await checker.why_not(regex("a+")) == ""
+        assert checker._process is not None
+        os.kill(checker._process.pid, signal.SIGSTOP)
+        trying = asyncio.create_task(checker.why_not(regex("b+")))
+        await asyncio.wait([trying], timeout=1.0)
+        os.kill(checker._process.pid, signal.SIGCONT)
+        assert await trying == ""
     finally:
         await checker.close()
 
@@ -174,22 +193,56 @@ async def test_many_who_ask_for_the_same_wait_for_one_try_and_too_many_new_ones_
     assert checker.asked.count("same") == 1
 
 
-@pytest.mark.parametrize("start", ["ends", "hangs"])
-async def test_a_process_that_does_not_start_is_no_fault_of_a_grammar(
-    monkeypatch: pytest.MonkeyPatch, spec: TokenizerSpec, tmp_path: Path, start: str
+@pytest.fixture
+def break_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Make the process that tries grammars run a line of shell instead; without one, there is no such program."""
+
+    def break_it(line: str) -> None:
+        broken = tmp_path / "python"
+        if line:
+            broken.write_text(f"#!/bin/sh\n{line}\n")
+            broken.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(broken))
+
+    return break_it
+
+
+@pytest.mark.parametrize("line", ["exit 1", "exec sleep 60", "echo ready; exec sleep 60", ""])
+async def test_a_process_that_does_not_start_or_answer_is_no_fault_of_a_grammar(
+    break_python: Callable[[str], None], spec: TokenizerSpec, line: str
 ) -> None:
-    """The next one finds another process, and the grammar is not taken for a bad one."""
-    broken = tmp_path / "python"
-    broken.write_text(f"#!/bin/sh\n{'exit 1' if start == 'ends' else 'exec sleep 60'}\n")
-    broken.chmod(0o755)
-    checker = GrammarChecker(spec, start_s=60 if start == "ends" else 0.05)
+    """Nobody waits for another one until it has rested, and the grammar is not taken for a bad one."""
+    clock, python = ManualClock(), sys.executable
+    checker = GrammarChecker(spec, clock, wall_s=0.2 if "sleep" in line else 60.0)
     grammars = Grammars(Answering(), checker)
     try:
-        with monkeypatch.context() as patched:
-            patched.setattr(sys, "executable", str(broken))
-            with pytest.raises(Unavailable):
-                await grammars.admit(regex("a"))
-        checker._start_s = 60
+        break_python(line)
+        first, second = await asyncio.gather(*map(grammars.admit, map(regex, "ab")), return_exceptions=True)
+        assert isinstance(first, Unavailable)
+        assert isinstance(second, Unavailable)
+        assert (first.__cause__ is not None, second.__cause__) == (True, None), "one attempt for both"
+        sys.executable = python
+        with pytest.raises(Unavailable):
+            await grammars.admit(regex("a"))
+        clock.advance(first.retry_after_s or 0.0)
+        checker._wall_s = 60.0
         await grammars.admit(regex("a"))
     finally:
         await checker.close()
+
+
+async def test_a_failure_that_nobody_waits_for_any_more_leaves_no_complaint(
+    break_python: Callable[[str], None], spec: TokenizerSpec
+) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    break_python("exit 1")
+    grammars = Grammars(Answering(), GrammarChecker(spec, ManualClock()))
+    leaving = asyncio.create_task(grammars.admit(regex("a")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    del leaving
+    await until(lambda: not grammars._trying)
+    gc.collect()
+    assert not complaints
