@@ -309,3 +309,29 @@ async def test_a_token_that_the_router_does_not_know_is_forgotten(chromium, tmp_
         await page.until("document.querySelector('#explained').childElementCount > 0")
         assert await page.evaluate("document.querySelectorAll('.candidates').length") == 1
         assert await page.text("#live-text") == "live"
+
+
+async def test_what_did_not_carry_the_token_does_not_forget_it(chromium, tmp_path):
+    """A look that a proxy refused did, and so did an order with an older token that was refused late."""
+    async with running_console(chromium, tmp_path) as console:
+        await console.open()
+        sent = await console.page.evaluate("""(async () => {
+            const api = await import("/console/api.js"), sent = [], refuse = [];
+            window.fetch = (_path, { headers }) => new Promise((resolve) => {
+                sent.push(headers?.Authorization ?? "");
+                refuse.push(() => resolve(new Response("", { status: 403 })));
+            });
+            const refused = async (asked, index) => { refuse[index](); await asked.catch(() => {}); };
+            // The page's own looks are among those that wait.
+            const ask = (send) => { const index = sent.length; return [send(), index]; };
+            api.useToken("old");
+            const late = ask(() => api.drain("w0"));
+            api.useToken("new");
+            await refused(...late);
+            await refused(...ask(() => api.fleet(null)));
+            const last = ask(() => api.drain("w0"));
+            await refused(...last);
+            const after = ask(() => api.drain("w0"));
+            return [sent[late[1]], sent[last[1]], sent[after[1]]];
+        })()""")
+        assert sent == ["Bearer old", "Bearer new", ""]

@@ -1,5 +1,5 @@
 // The router's JSON. An admin token, where one was typed, stays in this module's memory and goes out as a bearer token,
-// until it opens nothing.
+// until an order that carried it was refused.
 
 let token = "";
 
@@ -14,9 +14,9 @@ export class Refused extends Error {
   }
 }
 
-async function answer(response) {
+async function answer(response, carried) {
   if (response.ok) return response.json();
-  if (response.status === 401 || response.status === 403) token = "";
+  if (carried === token && (response.status === 401 || response.status === 403)) token = "";
   let message = `${response.status} ${response.statusText}`;
   try {
     message = (await response.json()).error.message;
@@ -32,9 +32,10 @@ export async function fleet(since, signal) {
 }
 
 async function send(path, body) {
+  const carried = token;
   const headers = { "Content-Type": "application/json", "X-Radixfleet-Console": "1" };
-  if (token) headers.Authorization = `Bearer ${token}`;
-  return answer(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
+  if (carried) headers.Authorization = `Bearer ${carried}`;
+  return answer(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }), carried);
 }
 
 export const explain = (order) => send("/console/api/explain", order);
