@@ -17,6 +17,8 @@ from radixfleet.tracing import UNTRACED, Trace
 from router.dispatch.lease import Lease
 from router.metrics import RouterMetrics
 
+_MAX_ID_LENGTH = 1024
+"""Longer ones are refused, and that is logged, too."""
 _RETRY_AFTER_S = 1.0
 _TRAVEL_S = 0.1
 _TRAVEL_SHARE = 0.01
@@ -79,7 +81,7 @@ class RequestLog:
         """
         waits_s = deadline() or 0.0
         now_s = self._clock.now()
-        record = RequestRecord(request_id, now_s, trace=Trace.begin("Generate", now_s, now_s))
+        record = RequestRecord(request_id[:_MAX_ID_LENGTH], now_s, trace=Trace.begin("Generate", now_s, now_s))
         self.in_flight += 1
         self._idle.clear()
         task = asyncio.current_task()

@@ -121,3 +121,10 @@ async def test_a_request_is_one_line_in_the_log() -> None:
         "duration_s": 0.75,
     }
     assert expected.items() <= lines[0].items()
+
+
+async def test_an_endless_request_id_is_cut_in_the_log() -> None:
+    """It is refused, and refusals are logged."""
+    with capture_logs() as lines, Logging().log.follow("r" * 1_000_000, lambda: None):
+        pass
+    assert lines[0]["request_id"] == "r" * 1024
