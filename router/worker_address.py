@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from radixfleet.address import is_host_port
 
 _DEFAULT_PATH = "/v1"
+_MAX_LENGTH = 512
 _FORM = "http://host:port or https://host:port, perhaps with #MODEL, for an engine with OpenAI's API"
 
 
@@ -42,6 +43,8 @@ def is_url(address: str) -> bool:
 
 def check_worker_address(address: str) -> None:
     """Raises ValueError that says what to write for what is neither of the two."""
+    if len(address) > _MAX_LENGTH:
+        raise ValueError(f"must be at most {_MAX_LENGTH} characters long; has {len(address)}")
     if is_url(address):
         engine_address(address)
     elif not is_host_port(address):
@@ -60,6 +63,8 @@ def engine_address(address: str) -> EngineAddress:
     if url.username is not None or url.password is not None or url.query:
         raise ValueError("must have no user, key or query in an engine's address: its key is --engine-api-key")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    if not is_host_port(f"{host}:{port or 443}"):
+        raise ValueError(f"must be {_FORM}; got {address!r}")
     authority = host if port is None else f"{host}:{port}"
     path = url.path.rstrip("/") or _DEFAULT_PATH
     return EngineAddress(f"{url.scheme}://{authority}{path}", authority, unquote(url.fragment))

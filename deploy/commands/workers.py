@@ -1,4 +1,4 @@
-"""`radixfleet workers`: the fleet as its router sees it, and one worker taken out of it and put back."""
+"""`radixfleet workers`: the fleet as its router sees it, and one worker taken out of it, put back, or forgotten."""
 
 from __future__ import annotations
 
@@ -46,11 +46,13 @@ def workers(context: click.Context, endpoint: Endpoint, *, watch: bool, as_json:
     radixfleet workers --watch                   # what happens to them from now on; `radixfleet top` shows their load
     radixfleet workers --watch --json            # the whole list, a line whenever something in it is different
 
-    One of them can be emptied, for maintenance, and put back to work. A fleet with an admin token asks for it.
+    One of them can be emptied, for maintenance, and put back to work, or forgotten. A fleet with an admin token asks
+    for it.
 
     \b
     radixfleet workers drain worker-0 --api-key @admin-token
     radixfleet workers resume worker-0 --api-key @admin-token
+    radixfleet workers remove 10.0.0.9:7080 --api-key @admin-token
     """
     if context.invoked_subcommand is not None:
         _refuse_options_before(context)
@@ -119,6 +121,22 @@ def resume(worker_id: str, endpoint: Endpoint) -> None:
     radixfleet workers resume worker-0
     """
     click.echo(f"{worker_id} {asyncio.run(_resume(endpoint, worker_id))}")
+
+
+@workers.command()
+@click.argument("worker_id", metavar="WORKER")
+@endpoint_option
+def remove(worker_id: str, endpoint: Endpoint) -> None:
+    """Have the router forget WORKER, an id or an address: one that is gone for good, or was registered by mistake.
+
+    \b
+    radixfleet workers remove 10.0.0.9:7080
+
+    What runs there goes on. A worker that lives and names this router by --routers is back within seconds; one that
+    the router names by --workers is back when the router starts again.
+    """
+    asyncio.run(_remove(endpoint, worker_id))
+    click.echo(f"{worker_id} is removed")
 
 
 def _unserved_without(worker_id: str, entries: Sequence[WorkerEntry]) -> list[str]:
@@ -201,6 +219,11 @@ async def _drain(endpoint: Endpoint, worker_id: str, grace_s: float | None, *, t
             return await draining
         finally:
             draining.cancel()
+
+
+async def _remove(endpoint: Endpoint, worker_id: str) -> None:
+    async with Client(endpoint) as client:
+        await client.remove(worker_id)
 
 
 async def _resume(endpoint: Endpoint, worker_id: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
 
-_HOST_PORT = re.compile(r"(\[[^\s\[\]]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_HOST_PORT = re.compile(r"(\[[\w.:%-]{2,253}\]|[\w.-]{1,253}):(\d{1,5})", re.ASCII)
+"""A name in the DNS has at most 253 characters (RFC 1035)."""
 
 
 def is_host_port(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""`radixfleet workers --watch`, `drain` and `resume`, against a router that writes down what it is asked."""
+"""`radixfleet workers --watch`, `drain`, `resume` and `remove`, against a router that writes down what it is asked."""
 
 import asyncio
 import json
@@ -31,6 +31,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         self.key: str | None = None
         self.drained: list[tuple[str, float | None]] = []
         self.resumed: list[str] = []
+        self.removed: list[str] = []
         self.is_resumed_meanwhile = False
         self.updates: list[fleet_pb2.FleetUpdate] = []
         self.listed = [entry("w1", "a-model", "draining"), entry("w2", "a-model", "")]
@@ -53,6 +54,11 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         self._check(request.worker_id, context)
         self.resumed.append(request.worker_id)
         return worker_pb2.ResumeResponse()
+
+    async def Remove(self, request, context):
+        self._check(request.worker_id, context)
+        self.removed.append(request.worker_id)
+        return fleet_pb2.RemoveResponse()
 
     def _check(self, worker_id, context):
         sent = dict(context.invocation_metadata()).get("authorization")
@@ -101,6 +107,14 @@ def test_a_worker_is_drained_and_resumed(radixfleet, fleet):
     assert "radixfleet workers resume w1" in out
     code, out, _ = radixfleet("workers", "resume", "w1", "--endpoint", address)
     assert (code, fake.resumed, out) == (0, ["w1"], "w1 serves again\n")
+
+
+def test_a_worker_is_removed(radixfleet, fleet):
+    fake, address = fleet
+    assert radixfleet("workers", "remove", "w1", "--endpoint", address) == (0, "w1 is removed\n", "")
+    assert fake.removed == ["w1"]
+    assert radixfleet("workers", "remove", "nobody", "--endpoint", address) == (4, "", "radixfleet: no worker nobody\n")
+    assert fake.removed == ["w1"]
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,16 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path):
     assert reason == f"cannot write the address file {tmp_path}/nowhere/worker.address: No such file or directory"
 
 
-@pytest.mark.parametrize("text", ["h:1", "10.0.0.1:65535", "[::1]:80"])
+@pytest.mark.parametrize(
+    "text", ["h:1", "10.0.0.1:65535", "[::1]:80", "[fe80::1%eth0]:80", "w_0-a.b:1", "a" * 253 + ":1"]
+)
 def test_addresses_to_call(text):
     assert is_host_port(text)
 
 
-@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:0", "h:65536", "::1:80", "http://h:1", "h:1/x", "h :1"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "h", "h:", ":1", "h:0", "h:65536", "::1:80", "http://h:1", "h:1/x", "h :1", "h#x:1", "ü:1", "a" * 254 + ":1"],
+)
 def test_what_is_no_address_to_call(text):
     assert not is_host_port(text)

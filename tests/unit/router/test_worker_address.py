@@ -35,6 +35,8 @@ def test_what_an_address_means(written: str, base: str, root: str, name: str) ->
         "http://h:1#",
         "http://h:1?key=x",
         "http://[::1",
+        "http://a b:1",
+        f"http://{'a' * 254}",
         "h:1",
     ],
 )
@@ -51,6 +53,12 @@ def test_an_address_of_a_worker(written: str) -> None:
 @pytest.mark.parametrize("written", ["", "h", "h:", ":1", "h:0", "h:65536", "::1:1", "h:1/x", "http://"])
 def test_no_address_of_a_worker(written: str) -> None:
     with pytest.raises(ValueError, match=r"^must be "):
+        check_worker_address(written)
+
+
+@pytest.mark.parametrize("written", ["a" * 100_000 + ":1", "http://h:1#" + "a" * 100_000])
+def test_an_endless_address_is_refused_and_not_repeated(written: str) -> None:
+    with pytest.raises(ValueError, match=r"^must be at most 512 characters long; has 1000\d\d$"):
         check_worker_address(written)
 
 
