@@ -141,17 +141,23 @@ class Lifecycle:
         self.leaving.add(request)
         if not request.in_flight:
             self._retire(request)
+        elif request.state is State.FINISHED:
+            # Who answers at once, as agents do, goes on from this answer while the step in flight is computed.
+            self._keep(request)
 
-    def _retire(self, request: Request) -> None:
-        """Release all that a request holds: the one place. No launched step reads or writes any of it any more.
+    def _keep(self, request: Request) -> None:
+        """Its computed KV goes to the cache, that of generated tokens included.
 
-        Its computed KV goes to the cache, that of generated tokens included. (The KV of the last token was not
-        computed, and that of a token which was dropped is not kept.)
+        The KV of the last token was not computed, and that of a token which was dropped is not kept.
         """
-        assert not request.in_flight
-        assert not request.samples_in_flight
         if not request.is_poisoned:
             self._holdings.keep(request.held, request.history(request.settled))
+
+    def _retire(self, request: Request) -> None:
+        """Release all that a request holds: the one place. No launched step reads or writes any of it any more."""
+        assert not request.in_flight
+        assert not request.samples_in_flight
+        self._keep(request)
         if request.submit.edits is not None:
             self.left_rows.append(request.held.row)
         self._holdings.release(request.held)

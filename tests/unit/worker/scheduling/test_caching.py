@@ -59,6 +59,25 @@ def test_a_stopped_answer_is_cached_up_to_the_stop_token_where_overlap_computed_
     assert run_one(worker, 2, np.concatenate([PROMPT, worker.state(1).tokens, [9]])) == 44
 
 
+def test_who_answers_at_once_finds_the_answer_while_a_step_after_its_stop_token_is_computed() -> None:
+    """Behaviour 26: of an agent's next turn, planned before that step has settled. All but the stop token's KV."""
+    worker = SimWorker(page_size=1, num_pages=200)
+    probe = SimWorker(page_size=1, num_pages=200)
+    run_one(probe, 1, PROMPT, 5)
+    worker.submit(make_submit(1, PROMPT, 20, stop_token_ids=(probe.state(1).tokens[3],)))
+    worker.launch()
+    while worker.state(1).ended is None:
+        worker.launch()
+        worker.settle()
+    turn = np.concatenate([PROMPT, worker.state(1).tokens, [9]])
+    worker.submit(make_submit(2, turn, 2))
+    worker.launch()
+    worker.run()
+    assert worker.state(2).cached_tokens == 43
+    worker.assert_tokens(2)
+    worker.assert_idle()
+
+
 def test_namespaces_share_nothing() -> None:
     """Behaviour 27: neither equal prompts nor names whose concatenations are equal."""
     worker = SimWorker()
