@@ -90,10 +90,12 @@ class CarefulProtocol(HttpToolsProtocol):
             )
 
     def on_response_complete(self) -> None:
-        """An answer is out; a connection on which the rest of its request is still to come is not idle."""
+        """An answer is out; where the rest of its request is still to come, or the next has begun, nothing is idle."""
         super().on_response_complete()
-        if self.cycle.response_complete and self.cycle.more_body:
+        has_rest = self.cycle.response_complete and self.cycle.more_body
+        if has_rest or self._deadline is not None:
             self._unset_keepalive_if_required()
+        if has_rest:
             self._rest = self.loop.call_later(self.rest_s, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:

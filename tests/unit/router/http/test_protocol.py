@@ -259,3 +259,28 @@ async def test_a_connection_is_idle_when_nothing_more_is_to_come(more: bytes, mo
         assert await reader.read() == b""
     writer.close()
     await server.close()
+
+
+async def test_a_connection_whose_next_head_began_during_an_answer_is_not_idle() -> None:
+    going, idle = asyncio.Event(), []
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        idle.append(connection.timeout_keep_alive_task)
+        await going.wait()
+        await PlainTextResponse("hello")(scope, receive, send)
+
+    server = HttpServer(slow, "127.0.0.1", 0)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    connections = server._server.server_state.connections
+    await until(lambda: len(connections) == 1, "it is connected")
+    (connection,) = connections
+    connection.data_received(HEAD + b"\r\n" + HEAD)
+    going.set()
+    async with asyncio.timeout(20):
+        await reader.readuntil(b"hello")
+        writer.write(b"\r\n")
+        await reader.readuntil(b"hello")
+    assert idle == [None, None]
+    writer.close()
+    await server.close()
