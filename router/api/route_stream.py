@@ -4,9 +4,9 @@
     _answers --> _write_answers, a task: messages, each with all that is ready
 
 A call of gRPC costs the router some 140 us of CPU; a message of a stream costs 20, for all that is in it. Most asks
-are answered in the turn of the event loop that reads them, so what came in one message goes out in one; and what is
-read while a message is written goes out in the next. A client that does not read its answers is not read from while
-`MOST_OPEN` of them are open.
+are answered in the turn of the event loop that takes them, at most `A_TURN` of a message, and those go out in one; and
+what is taken while a message is written goes out in the next. A client that does not read its answers is not read from
+while `MOST_OPEN` of them are open.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from router.dispatch.lookaside import Owner
 
 MOST_OPEN = 1024
 """Asks of one stream that have come and are not answered yet."""
+A_TURN = 128
+"""Asks of one message that a turn of the event loop takes, at some 100 us each, before others have theirs."""
 _MESSAGE_BYTES = 1024**2
 """A message is sent when it has so many; an answer that is larger goes alone."""
 
@@ -70,7 +72,7 @@ class RouteStream:
 
     async def _read(self, messages: AsyncIterator[fleet_pb2.RouteStreamRequest]) -> None:
         async for message in messages:
-            self._take(message)
+            await self._take(message)
             self._wake_writer()
             await self._until_open(MOST_OPEN - 1)
         await self._until_open(0)
@@ -90,18 +92,21 @@ class RouteStream:
             if not self._keeps_leases:
                 self._routing.look_aside.leave(self._leases)
 
-    def _take(self, message: fleet_pb2.RouteStreamRequest) -> None:
+    async def _take(self, message: fleet_pb2.RouteStreamRequest) -> None:
         self._keeps_leases |= message.keep_leases
         for end in message.ends:
             if end.lease_id in self._leases:
                 cached_tokens = end.cached_tokens if end.HasField("cached_tokens") else None
                 self._routing.look_aside.end(end.lease_id, cached_tokens)
-        for ask in message.asks:
+        for count, ask in enumerate(message.asks, start=1):
             self._num_open += 1
             try:
                 self._begin(ask)
             except Exception as error:  # noqa: BLE001  the edge: every error becomes a status
                 self._fail(ask.number, error)
+            if count % A_TURN == 0:
+                self._wake_writer()
+                await asyncio.sleep(0)
         for number in message.cancels:
             task = self._tasks.get(number)
             if task is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import grpc.aio
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from radixfleet.errors import InternalError, Overloaded
 from radixfleet.status import error_from_status, status_pb2
 from radixfleet.v1 import fleet_pb2, inference_pb2
-from router.api.route_stream import MOST_OPEN, RouteStream
+from router.api.route_stream import A_TURN, MOST_OPEN, RouteStream
 from router.dispatch.lookaside import LookAside
 from tests.support.router_parts import Parts, prepared
 from tests.support.waiting import until
@@ -162,6 +163,18 @@ async def test_what_is_taken_back_is_open_no_more(has_begun: bool) -> None:
     wire.ask("a")
     await wire.end()
     assert [answer.number for answer in wire.answers] == [2 * MOST_OPEN - 1]
+
+
+async def test_a_message_of_many_asks_lets_others_have_their_turns() -> None:
+    wire = Wire()
+    seen = [0]
+    wire.ask(*["a"] * (5 * A_TURN))
+    while seen[-1] < 5 * A_TURN:
+        await asyncio.sleep(0)
+        seen.append(len(wire.routing.asked))
+    assert max(later - earlier for earlier, later in pairwise(seen)) == A_TURN
+    await wire.end()
+    assert len(wire.answers) == 5 * A_TURN
 
 
 async def test_messages_have_a_bounded_size() -> None:
