@@ -283,11 +283,13 @@ class HttpSpeaker:
 
 
 def _chosen(body: bytes, address: EngineAddress) -> _Model:
-    """Raises ValueError where no one model is meant."""
+    """Raises ValueError where no one model is meant, and for a router of ours, which could be this one."""
     try:
         models = msgspec.json.decode(body, type=_Models).data
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"{address.base}/models is no list of models: {error}") from error
+    if any(model.owned_by == "radixfleet" for model in models):
+        raise ValueError(f"{address.host} is a Radixfleet router: name its workers instead")
     if address.model:
         models = [model for model in models if model.id == address.model]
         if not models:

@@ -41,6 +41,8 @@ from router.workers.surroundings import Surroundings
 
 _RESYNC_PAUSE_S = 0.05
 _EMPTY_POLL_S = 0.2
+_REASON_LENGTH = 200
+"""In the list of workers: what answers there may have written a part of it."""
 
 _log = structlog.get_logger("radixfleet.router.workers")
 
@@ -204,8 +206,12 @@ class WorkerConnection:
         """Returns after how many seconds the worker is to be asked again."""
         state = self.state
         pause_s = self._pauses.next_s(self._clock.now() - self._connected_at_s if state.connected else 0.0)
-        if state.connected or not pause_s:
-            reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no word in time"
+        reason = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error) or "no word in time"
+        is_other_refusal = isinstance(error, ValueError) and reason[:_REASON_LENGTH] != state.refusal
+        if is_other_refusal:
+            state.refusal = reason[:_REASON_LENGTH]
+            self._changed()
+        if state.connected or not pause_s or is_other_refusal:
             _log.warning("no connection to worker", worker=state.name, address=state.address, reason=reason)
         if state.connected:
             state.connected = False

@@ -68,6 +68,8 @@ class WorkerState:
         self.activity = WorkerActivity(clock)
         self.facts: WorkerFacts | None = None
         """None until it has answered once."""
+        self.refusal = ""
+        """Why what answers at the address is not taken for a worker; empty: nothing did, or it is one."""
         self.incarnation: Incarnation | None = None
         self.status = WorkerStatus.LOADING
         self.capacity: Capacity | None = None
@@ -154,7 +156,7 @@ class WorkerState:
         if self.duplicate_of:
             return f"the same worker as {self.duplicate_of}"
         if self.facts is None:
-            return "never answered"
+            return self.refusal or "never answered"
         return self.view.unavailable
 
     @property

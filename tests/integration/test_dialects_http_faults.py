@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from radixfleet.answers import Completion, DrainOutcome
 from radixfleet.client import Client
@@ -294,7 +295,29 @@ async def test_of_several_models_the_address_names_one() -> None:
             async with Client(router.address) as client:
                 await client.complete("hello", model="second", max_new_tokens=1)
             assert engine.calls[0].body["model"] == "second"
-            assert plain.ineligible_reason == "never answered"
+            assert "serves several models (fake-model, second): give " in plain.ineligible_reason
+    finally:
+        await engine.kill()
+
+
+async def test_a_router_is_no_worker() -> None:
+    """Not itself, whose requests would go round, and not another, which may name the first."""
+    engine = OpenAiEngine()
+    try:
+        async with running_router(settings(http_port=0)) as router, Client(router.address) as client:
+            own = f"http://127.0.0.1:{router.http_port}"
+            for address in (own, f"{own}#{engine.model}"):
+                assert await client.register(address)
+            whole, named = router.registry.workers
+            await until(lambda: "serves several models (none)" in whole.ineligible_reason)
+            with capture_logs() as lines:
+                await engine.start()
+                router.registry.add(engine.address)
+                told = f"127.0.0.1:{router.http_port} is a Radixfleet router: name its workers instead"
+                await until(lambda: whole.ineligible_reason == named.ineligible_reason == told)
+                await client.complete("hello", max_new_tokens=1)
+            assert len(engine.calls) == 1
+            assert [line.get("reason") for line in lines].count(told) == 2
     finally:
         await engine.kill()
 

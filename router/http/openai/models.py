@@ -24,6 +24,7 @@ class Model(msgspec.Struct, kw_only=True):
     created: int
     """When this router started, in Unix time."""
     owned_by: str = "radixfleet"
+    """By which routers know each other, and take none for a worker."""
     root: str
     max_model_len: int | UnsetType = UNSET
     """Longest prompt and answer together, in tokens; left out where the engine does not tell."""
