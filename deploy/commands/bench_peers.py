@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 from rich.console import Console
 
 from deploy.bench.peers.catalog import PEERS, Task
@@ -29,6 +30,9 @@ from deploy.tables import print_whole
 from worker.model.configuration import load_config
 from worker.model.sources import resolve_model
 from worker.runner.devices import choose_dtype, open_device
+from worker.runner.kernels.compiler import KernelsUnavailable
+from worker.runner.kernels.layers import are_fast_for
+from worker.runner.kernels.library import Kernels
 
 ALL = "all"
 
@@ -50,7 +54,7 @@ def run(names: str, model: str, threads: int, rounds: int, *, install_missing: b
         path = resolve_model(model, progress)
         task = Task(
             model=path,
-            dtype=choose_dtype(open_device("cpu"), "auto", load_config(path)),
+            dtype=_dtype(path),
             threads=threads,
             concurrency=max(each.concurrency for each in QUESTIONS),
             context_tokens=longest(QUESTIONS),
@@ -68,6 +72,15 @@ def run(names: str, model: str, threads: int, rounds: int, *, install_missing: b
         click.echo(json.dumps(_as_object(outcome, task, failures, absent), indent=2))
     else:
         _print(new_console(), outcome, task, failures)
+
+
+def _dtype(model: Path) -> torch.dtype:
+    """As `radixfleet up` would choose on this CPU."""
+    try:
+        by_kernels = are_fast_for(Kernels(1), load_config(model))
+    except KernelsUnavailable:
+        by_kernels = False
+    return choose_dtype(open_device("cpu"), "auto", by_kernels=by_kernels)
 
 
 def _install(names: Sequence[str], cache: Path, tell: Tell) -> dict[str, str]:

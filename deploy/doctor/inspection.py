@@ -33,7 +33,7 @@ _FASTER_ATTENTION = {
     "sdpa": "expect a fraction of the GPU's speed: pip install 'radixfleet[gpu]' for Triton",
 }
 """What to install, by the backend that is taken while another was passed by."""
-_NO_BFLOAT16 = "this CPU has no instructions for bfloat16: with AVX512-BF16 or AMX prompts take a tenth of the time"
+_NO_BFLOAT16 = "this CPU has no instructions for bfloat16: with AMX, prompts are computed several times as fast"
 _SMALL_POOL_REQUESTS = 4
 """A KV pool for fewer requests of full length than this is worth a word."""
 
@@ -52,12 +52,14 @@ def inspect(model: Path | None, device_name: str, device_memory: int | None) -> 
     device = open_device(device_name)
     config = load_config(model) if model is not None else None
     shape = config or KNOWN_SHAPES[_USUAL].config
-    dtype = choose_dtype(device, "auto", shape)
+    kernels = _kernels()
+    by_kernels = device.type == "cpu" and isinstance(kernels, Kernels) and are_fast_for(kernels, shape)
+    dtype = choose_dtype(device, "auto", by_kernels=by_kernels)
     memory = usable_memory(device, device_memory)
-    findings = [_versions(), _cpu(), *_gpus(), _threads(), _compiler(), _memory()]
+    findings = [_versions(), _cpu(), *_gpus(), _threads(), _compiler(kernels), _memory()]
     findings += [
         Finding("device", f"{device}, {format_bytes(memory)} for one worker"),
-        _dtype(device, dtype, by_kernels=device.type == "cpu" and are_fast_for(shape)),
+        _dtype(device, dtype, by_kernels=by_kernels),
         *_attention(config, device, dtype),
         _chunk(device, memory),
     ]
@@ -114,13 +116,18 @@ def _threads() -> Finding:
     return Finding("threads", f"{num_cores()} for one worker, cores / workers for several; load {load:.1f}", busy)
 
 
-def _compiler() -> Finding:
-    """Compiles the kernels, as the first worker would."""
+def _kernels() -> Kernels | KernelsUnavailable:
+    """Compiles them, as the first worker would."""
     try:
-        kernels = Kernels(1)
+        return Kernels(1)
     except KernelsUnavailable as error:
-        advice = f"{error.advice}: without kernels, steps on a CPU take about twice as long"
-        return Finding("kernels", f"none: {error}", advice)
+        return error
+
+
+def _compiler(kernels: Kernels | KernelsUnavailable) -> Finding:
+    if isinstance(kernels, KernelsUnavailable):
+        advice = f"{kernels.advice}: without kernels, steps on a CPU take two to five times as long"
+        return Finding("kernels", f"none: {kernels}", advice)
     return Finding("kernels", f"attention, and whole steps in bfloat16, in C, using {kernels.features}")
 
 

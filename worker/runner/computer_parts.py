@@ -13,7 +13,7 @@ from worker.model.configuration import ModelConfig
 from worker.model.linear import LinearBackend, choose_linear_backend
 from worker.model.llama import LlamaModel
 from worker.model.row_invariance import RowInvariantBackend
-from worker.runner.attention.backends import AttentionNeeds, make_attention_backend, open_kernels
+from worker.runner.attention.backends import AttentionNeeds, make_attention_backend
 from worker.runner.attention.protocol import AttentionBackend
 from worker.runner.kernels.draw import KernelDraw
 from worker.runner.kernels.layers import KernelLayers, supports
@@ -43,9 +43,15 @@ class ComputerParts:
     attention: AttentionBackend
 
     @classmethod
-    def choose(cls, config: TorchRunnerConfig, shape: ModelConfig, device: torch.device, dtype: torch.dtype) -> Self:
+    def choose(
+        cls,
+        config: TorchRunnerConfig,
+        shape: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: Kernels | None,
+    ) -> Self:
         """The fastest that work here, within what the settings say. Raises DeviceError."""
-        kernels = open_kernels(config.attention, shape, device, dtype, config.num_threads)
         needs = AttentionNeeds(shape, device, dtype, config.page_size, config.deterministic)
         return cls(
             device=device,

@@ -9,8 +9,6 @@ import psutil
 import structlog
 import torch
 
-from worker.model.configuration import ModelConfig
-from worker.runner.kernels.layers import are_fast_for
 from worker.runner.torch_config import Dtype
 
 _log = structlog.get_logger()
@@ -58,13 +56,13 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def choose_dtype(device: torch.device, setting: Dtype, for_kernels: ModelConfig | None) -> torch.dtype:
+def choose_dtype(device: torch.device, setting: Dtype, *, by_kernels: bool) -> torch.dtype:
     """The dtype of a setting; "auto" is bfloat16 where that is the fastest.
 
     On GPUs that is Ampere and later; older ones get float16. On CPUs, where they have instructions for it, or where the
-    kernels in C compute all of the model: on one with AVX2 alone they decode 3 to 5 times as fast as torch in float32,
-    and compute prompts at least as fast. Torch itself is faster with float32 there. `for_kernels`: the model, where
-    they may compute it.
+    kernels in C compute whole steps (`by_kernels`): on one with AVX2 alone they decode 3 to 5 times as fast as torch in
+    float32, and compute prompts at least as fast; AVX512 and NEON alone are taken to be alike, and were not measured.
+    Torch itself is faster with float32 on all of these.
     """
     if setting != "auto":
         dtype = getattr(torch, setting)
@@ -72,8 +70,7 @@ def choose_dtype(device: torch.device, setting: Dtype, for_kernels: ModelConfig 
         return dtype
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.get_device_capability(device) >= _AMPERE else torch.float16
-    is_fast = computes_bfloat16() or (for_kernels is not None and are_fast_for(for_kernels))
-    return torch.bfloat16 if is_fast else torch.float32
+    return torch.bfloat16 if by_kernels or computes_bfloat16() else torch.float32
 
 
 def computes_bfloat16() -> bool:

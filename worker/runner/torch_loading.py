@@ -1,6 +1,7 @@
 """Brings a model to the point where it can serve.
 
-device, dtype        as the settings say, or what is fast there
+device, kernels      as the settings say, or what there is; the kernels in C are for CPUs
+dtype                as the settings say, or what is fast there
 weights              refused before they are read when they cannot fit
 rows, chunk          derived from the device's memory where the settings leave them open
 activation peak      measured: one layer of the largest step
@@ -42,6 +43,7 @@ from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
 from worker.model.row_invariance import row_invariant_silu
 from worker.runner.activation_peak import activation_peak
+from worker.runner.attention.backends import open_kernels
 from worker.runner.computer_parts import ComputerParts
 from worker.runner.cuda_graphs import recorder_for
 from worker.runner.devices import (
@@ -54,6 +56,7 @@ from worker.runner.devices import (
 )
 from worker.runner.fused_layers import choose_layer_ops
 from worker.runner.graph_memory import bytes_of_graphs, driver_bytes
+from worker.runner.kernels.layers import are_fast_for
 from worker.runner.largest_step import largest_step
 from worker.runner.memory_errors import advised, release_cached
 from worker.runner.rows import RowState
@@ -94,8 +97,9 @@ class _Loading:
         if config.deterministic and self._device.type != "cpu":
             _log.warning("deterministic inference is proven on CPUs; on this device, run: python -m tests.gpu.run")
         self._shape = load_config(self._path)
-        for_kernels = self._shape if config.attention in ("auto", "cpu") else None
-        self._dtype = choose_dtype(self._device, config.dtype, for_kernels)
+        self._kernels = open_kernels(config.attention, self._shape, self._device, config.dtype, config.num_threads)
+        by_kernels = are_fast_for(self._kernels, self._shape)
+        self._dtype = choose_dtype(self._device, config.dtype, by_kernels=by_kernels)
         self._total_bytes = usable_memory(self._device, config.device_memory_bytes)
 
     def run(self) -> tuple[StepComputer, Ready]:
@@ -103,7 +107,7 @@ class _Loading:
             torch.set_num_threads(self._config.num_threads)
         shape = self._shape
         self._refuse_too_large(shape)
-        parts = ComputerParts.choose(self._config, shape, self._device, self._dtype)
+        parts = ComputerParts.choose(self._config, shape, self._device, self._dtype, self._kernels)
         max_context = _max_context(shape, self._config.max_context_tokens)
         model = self._load_model(shape, max_context, parts.linear_backend())
         on_cpu = self._device.type == "cpu"

@@ -25,15 +25,14 @@ from worker.runner.attention.trial import DeviceLost, TrialFailed, try_attention
 from worker.runner.devices import DeviceError
 from worker.runner.kernels.compiler import KernelsUnavailable
 from worker.runner.kernels.library import Kernels
-from worker.runner.torch_config import AttentionName
+from worker.runner.torch_config import AttentionName, Dtype
 
 _log = structlog.get_logger()
-_DTYPES = (torch.float32, torch.bfloat16)
 _VOLTA = (7, 0)
 
 
 def open_kernels(
-    name: AttentionName, config: ModelConfig, device: torch.device, dtype: torch.dtype, num_threads: int
+    name: AttentionName, config: ModelConfig, device: torch.device, dtype: Dtype, num_threads: int
 ) -> Kernels | None:
     """The kernels in C for a CPU, compiled if need be; None where torch computes. Logs which, and what is lost.
 
@@ -48,14 +47,14 @@ def open_kernels(
         if name == "cpu":
             raise DeviceError(f"no kernels for --attention cpu: {why}, or use auto or sdpa") from error
         if device.type == "cpu":
-            _log.warning("no kernels in C: attention and steps take about twice as long", why=why)
+            _log.warning("no kernels in C: attention and steps take two to five times as long", why=why)
         return None
     _log.info("kernels in C", uses=kernels.features, threads=kernels.num_threads)
     return kernels
 
 
-def _kernels_for(config: ModelConfig, device: torch.device, dtype: torch.dtype, num_threads: int) -> Kernels:
-    if device.type != "cpu" or dtype not in _DTYPES or config.head_dim > MAX_HEAD_DIM:
+def _kernels_for(config: ModelConfig, device: torch.device, dtype: Dtype, num_threads: int) -> Kernels:
+    if device.type != "cpu" or dtype == "float16" or config.head_dim > MAX_HEAD_DIM:
         raise KernelsUnavailable("they compute float32 and bfloat16 on a CPU, heads of up to 256 elements")
     return Kernels(num_threads)
 

@@ -25,6 +25,14 @@ const char *rf_features(void) {
 #endif
 }
 
+int32_t rf_have_vectors(void) {
+#if defined(__AVX2__) || defined(__ARM_NEON)
+  return 1;
+#else
+  return 0;
+#endif
+}
+
 /* Buffers of a step. The MLP's live where those of attention are dead. */
 typedef struct {
   float *hidden;

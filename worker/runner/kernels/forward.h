@@ -57,5 +57,7 @@ RF_EXPORT int32_t rf_forward(rf_team *team, const rf_model *model, const rf_step
 RF_EXPORT void rf_init(void);
 /* What is used, for people: "AMX", "AVX512-BF16", ... */
 RF_EXPORT const char *rf_features(void);
+/* Whether any vector instructions are. */
+RF_EXPORT int32_t rf_have_vectors(void);
 
 #endif

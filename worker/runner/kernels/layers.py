@@ -14,8 +14,7 @@ from worker.model.linear import Linear
 from worker.model.llama import LayerWeights, LlamaModel
 from worker.runner.attention.protocol import AttentionBatch
 from worker.runner.kernels.batches import HostBatch
-from worker.runner.kernels.compiler import KernelsUnavailable
-from worker.runner.kernels.library import AttentionShape, Kernels, Layer, LinearWeight, Model, Step, load_library
+from worker.runner.kernels.library import AttentionShape, Kernels, Layer, LinearWeight, Model, Step
 from worker.runner.kernels.linear import KernelLinear
 
 _MULTIPLE = 32
@@ -34,12 +33,9 @@ def supports(config: ModelConfig) -> bool:
     )
 
 
-def are_fast_for(config: ModelConfig) -> bool:
-    """The kernels, compiled if need be, compute whole steps of this model here, and by vectors."""
-    try:
-        return supports(config) and load_library().rf_features() != b"no vector instructions"
-    except KernelsUnavailable:
-        return False
+def are_fast_for(kernels: Kernels | None, config: ModelConfig) -> bool:
+    """There are kernels, and they compute whole steps of this model by vectors."""
+    return kernels is not None and kernels.have_vectors and supports(config)
 
 
 class KernelLayers:

@@ -129,6 +129,7 @@ class DrawOperands(Structure):
 _FUNCTIONS = {
     "rf_init": (None, ()),
     "rf_features": (c_char_p, ()),
+    "rf_have_vectors": (c_int32, ()),
     "rf_team_create": (c_void_p, (c_int32,)),
     "rf_team_destroy": (None, (c_void_p,)),
     "rf_team_size": (c_int32, (c_void_p,)),
@@ -183,3 +184,8 @@ class Kernels:
     def features(self) -> str:
         """What of the CPU is used, in a word."""
         return str(self.library.rf_features().decode())
+
+    @property
+    def have_vectors(self) -> bool:
+        """They compute by vector instructions."""
+        return bool(self.library.rf_have_vectors())

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 
-from deploy.doctor.inspection import _attention, _compiler, _dtype
+from deploy.doctor.inspection import _attention, _compiler, _dtype, _kernels
 from worker.runner.attention import backends
 from worker.runner.attention.flash import find_flash
 from worker.runner.attention.trial import TrialFailed
@@ -65,6 +65,6 @@ def test_a_cpu_is_told_what_computes_and_what_it_lacks(
 def test_why_there_are_no_kernels_is_told_with_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     load_library.cache_clear()
     monkeypatch.setenv("CC", "false")
-    finding = _compiler()
+    finding = _compiler(_kernels())
     assert finding.fact == "none: false failed: no message"
     assert finding.advice.startswith("set CC to a C compiler that works, or unset it: without kernels")

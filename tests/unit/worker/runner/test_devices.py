@@ -5,7 +5,6 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from worker.model.shapes import KNOWN_SHAPES
 from worker.runner import devices
 from worker.runner.devices import (
     DeviceError,
@@ -18,7 +17,6 @@ from worker.runner.devices import (
 )
 
 CPU = torch.device("cpu")
-LLAMA = KNOWN_SHAPES["llama-3.1-8b"].config
 
 
 def test_auto_is_the_cpu_where_torch_sees_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,20 +65,15 @@ def test_auto_dtype_of_a_cpu_follows_its_instructions(
     monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    assert choose_dtype(CPU, "auto", None) == expected
-    assert choose_dtype(CPU, "float32", None) == torch.float32
-    assert choose_dtype(CPU, "bfloat16", None) == torch.bfloat16
+    assert choose_dtype(CPU, "auto", by_kernels=False) == expected
+    assert choose_dtype(CPU, "float32", by_kernels=False) == torch.float32
+    assert choose_dtype(CPU, "bfloat16", by_kernels=False) == torch.bfloat16
 
 
-@pytest.mark.parametrize(("are_fast", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_dtype_of_a_cpu_without_such_instructions_is_that_of_the_kernels(
-    monkeypatch: pytest.MonkeyPatch, are_fast: bool, expected: torch.dtype
-) -> None:
+def test_auto_dtype_of_a_cpu_without_such_instructions_is_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    monkeypatch.setattr(devices, "are_fast_for", lambda _model: are_fast)
-    assert choose_dtype(CPU, "auto", LLAMA) == expected
-    assert choose_dtype(CPU, "auto", None) == torch.float32
-    assert choose_dtype(CPU, "float32", LLAMA) == torch.float32
+    assert choose_dtype(CPU, "auto", by_kernels=True) == torch.bfloat16
+    assert choose_dtype(CPU, "float32", by_kernels=True) == torch.float32
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((7, 5), torch.float16), ((8, 0), torch.bfloat16)])
@@ -88,7 +81,7 @@ def test_auto_dtype_of_a_gpu_follows_its_generation(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    assert choose_dtype(torch.device("cuda"), "auto", LLAMA) == expected
+    assert choose_dtype(torch.device("cuda"), "auto", by_kernels=False) == expected
 
 
 def test_a_cpu_gives_half_of_the_machine_or_of_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

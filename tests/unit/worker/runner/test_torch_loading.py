@@ -10,13 +10,19 @@ from tests.support.tiny_model import tiny_model
 from worker.core.messages import Ready
 from worker.model.linear import DenseBackend
 from worker.model.loading import load_model
-from worker.runner import devices, torch_loading
+from worker.runner import torch_loading
 from worker.runner.activation_peak import LiveBytes
+from worker.runner.attention import backends
+from worker.runner.kernels.compiler import KernelsUnavailable, find_compiler
+from worker.runner.kernels.library import Kernels
+from worker.runner.rows import RowState
+from worker.runner.step_sampler import StepSampler
 from worker.runner.torch_config import AttentionName, Dtype, TorchRunnerConfig
 from worker.runner.torch_runner import TorchRunner
 
 MIB = 1 << 20
 CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 
 
 def loaded(dtype: Dtype = "float32", attention: AttentionName = "sdpa") -> Ready:
@@ -53,16 +59,40 @@ def test_a_worker_that_loads_beside_this_one_takes_nothing_of_its_share(monkeypa
     assert loaded().memory == plain.memory
 
 
+def test_what_this_worker_holds_itself_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights would be taken off twice."""
+    kept: list[int] = []
+    monkeypatch.setattr(torch_loading, "reachable_memory", lambda _device, *, kept_bytes: kept.append(kept_bytes))
+    monkeypatch.setattr(RowState, "nbytes", 1000)
+    monkeypatch.setattr(StepSampler, "nbytes", 200)
+    weights_bytes = loaded().memory.weights_bytes
+    assert kept == [weights_bytes + 1200]
+
+
+@needs_compiler
 @pytest.mark.parametrize(
-    ("attention", "are_fast", "expected"),
+    ("attention", "have_vectors", "expected"),
     [("auto", True, "bfloat16"), ("sdpa", True, "float32"), ("auto", False, "float32")],
 )
 def test_auto_takes_the_dtype_of_what_computes(
-    monkeypatch: pytest.MonkeyPatch, attention: AttentionName, are_fast: bool, expected: str
+    monkeypatch: pytest.MonkeyPatch, attention: AttentionName, have_vectors: bool, expected: str
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    monkeypatch.setattr(devices, "are_fast_for", lambda _model: are_fast)
+    monkeypatch.setattr(Kernels, "have_vectors", have_vectors)
     assert loaded(dtype="auto", attention=attention).dtype == expected
+
+
+def test_kernels_that_cannot_be_had_are_tried_once_and_leave_auto_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def fails(num_threads: int) -> Kernels:
+        tries.append(num_threads)
+        raise KernelsUnavailable("no memory for the threads of the kernels")
+
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(backends, "Kernels", fails)
+    assert loaded(dtype="auto", attention="auto").dtype == "float32"
+    assert len(tries) == 1
 
 
 class OnDevice(LiveBytes):  # type: ignore[no-untyped-call]

@@ -5,10 +5,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -22,9 +20,9 @@ from worker.runner.attention.backends import open_kernels
 from worker.runner.attention.cpu import CpuBackend
 from worker.runner.devices import DeviceError
 from worker.runner.kernels import compiler as kernel_compiler
-from worker.runner.kernels import layers, library
+from worker.runner.kernels import library
 from worker.runner.kernels.compiler import KernelsUnavailable, find_compiler, load_compiled
-from worker.runner.kernels.layers import are_fast_for
+from worker.runner.torch_config import Dtype
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
@@ -342,7 +340,7 @@ def test_an_empty_cc_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_auto_is_torch_and_one_line_says_so() -> None:
     with structlog.testing.capture_logs() as logs:
-        assert open_kernels("auto", load_config(tiny_model()), CPU, torch.float32, 1) is None
+        assert open_kernels("auto", load_config(tiny_model()), CPU, "float32", 1) is None
     (line,) = logs
     assert line["log_level"] == "warning"
     assert "no C compiler" in line["why"]
@@ -350,35 +348,20 @@ def test_without_a_compiler_auto_is_torch_and_one_line_says_so() -> None:
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_the_kernels_are_not_fast() -> None:
-    assert not are_fast_for(load_config(tiny_model()))
-
-
-@needs_compiler
-def test_the_kernels_are_fast_for_what_they_compute_by_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(tiny_model())
-    assert are_fast_for(config) == (library.load_library().rf_features() != b"no vector instructions")
-    odd = replace(config, intermediate_size=config.intermediate_size + 1)
-    assert not are_fast_for(odd), "a size that they do not compute"
-    monkeypatch.setattr(layers, "load_library", lambda: SimpleNamespace(rf_features=lambda: b"no vector instructions"))
-    assert not are_fast_for(config)
-
-
-@pytest.mark.usefixtures("no_compiler")
 def test_without_a_compiler_asking_for_the_kernels_fails_with_advice() -> None:
     with pytest.raises(DeviceError, match=r"no C compiler.*; install a C compiler.*, or use auto or sdpa"):
-        open_kernels("cpu", load_config(tiny_model()), CPU, torch.float32, 1)
+        open_kernels("cpu", load_config(tiny_model()), CPU, "float32", 1)
 
 
 @needs_compiler
 def test_float16_is_left_to_torch() -> None:
     with structlog.testing.capture_logs():
-        assert open_kernels("auto", load_config(tiny_model()), CPU, torch.float16, 1) is None
+        assert open_kernels("auto", load_config(tiny_model()), CPU, "float16", 1) is None
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_auto_takes_the_kernels_where_they_work(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_auto_takes_the_kernels_where_they_work(dtype: Dtype) -> None:
     config = load_config(tiny_model())
     kernels = open_kernels("auto", config, CPU, dtype, 2)
     assert kernels is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast, get_args
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tests.support.tiny_model import Architecture, tiny_model
 from worker.memory.kv_pool import TokenToKVPool
+from worker.model.configuration import load_config
 from worker.model.linear import DenseBackend, LinearBackend
 from worker.model.llama import LlamaModel
 from worker.model.loading import load_model
@@ -19,7 +21,7 @@ from worker.runner.attention.protocol import AttentionBatch
 from worker.runner.attention.sdpa import SdpaBackend
 from worker.runner.kernels.batches import HostBatch
 from worker.runner.kernels.compiler import find_compiler
-from worker.runner.kernels.layers import KernelLayers, supports
+from worker.runner.kernels.layers import KernelLayers, are_fast_for, supports
 from worker.runner.kernels.library import Kernels
 from worker.runner.kernels.linear import KernelLinearBackend
 from worker.runner.step_computer import _PagedAttention
@@ -91,6 +93,16 @@ def test_as_near_to_float32_as_torch_in_bfloat16(kernels: Kernels, architecture:
         batch, ids, positions, slots = step
         hidden = layers.hidden(ids, positions, slots, batch).double()
         assert (hidden - want).norm() < 1.2 * (near - want).norm()
+
+
+def test_they_are_fast_for_what_they_compute_by_vectors(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(tiny_model())
+    assert kernels.have_vectors == (kernels.features != "no vector instructions")
+    for have_vectors in (False, True):
+        monkeypatch.setattr(Kernels, "have_vectors", have_vectors)
+        assert are_fast_for(kernels, config) == have_vectors
+    assert not are_fast_for(kernels, replace(config, intermediate_size=config.intermediate_size + 1))
+    assert not are_fast_for(None, config)
 
 
 def test_a_token_does_not_depend_on_what_is_computed_beside_it(kernels: Kernels) -> None:
