@@ -19,6 +19,15 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[as
         yield task
     finally:
         task.cancel()
-        await asyncio.wait([task])
+        await _ended(task)
         if not task.cancelled():
             task.result()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Who is cancelled meanwhile waits on, and is cancelled then."""
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await _ended(task)
+        raise

@@ -25,7 +25,8 @@ async def test_it_goes_on_while_the_block_lasts_and_has_ended_behind_it() -> Non
     assert turns == ["block", "ended"]
 
 
-async def test_who_is_cancelled_while_it_ends_stays_cancelled() -> None:
+async def test_who_is_cancelled_while_it_ends_waits_for_its_end_and_stays_cancelled() -> None:
+    turns: list[str] = []
     ending, ended = asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -34,18 +35,24 @@ async def test_who_is_cancelled_while_it_ends_stays_cancelled() -> None:
         finally:
             ending.set()
             await ended.wait()
+            turns.append("ended")
 
     async def block() -> None:
-        async with beside(work(), "work"):
-            await asyncio.sleep(0)
+        try:
+            async with beside(work(), "work"):
+                await asyncio.sleep(0)
+        finally:
+            turns.append("behind the block")
 
     running = asyncio.create_task(block())
     await ending.wait()
-    running.cancel()
-    await asyncio.wait([running], timeout=0)
+    for _ in range(2):
+        running.cancel()
+        await asyncio.wait([running], timeout=0)
     ended.set()
     with pytest.raises(asyncio.CancelledError):
         await running
+    assert turns == ["ended", "behind the block"]
 
 
 async def test_what_it_raises_comes_out_behind_the_block() -> None:
