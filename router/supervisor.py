@@ -149,6 +149,7 @@ class _Supervisor:
         if self._stopping.is_set():
             process.terminate()
         code = await process.wait()
+        self._served |= await asyncio.to_thread(self._serving)  # it may have been killed before `_announce` looked
         await asyncio.to_thread(place.withdraw)
         return code
 
@@ -162,7 +163,7 @@ class _Supervisor:
         _log.info("all router processes listen", address=address, processes=len(self._places))
 
     def _serving(self) -> set[int]:
-        """Which do now. Blocks."""
+        """Which do now, or were killed while they did. Blocks."""
         return {place.index for place in self._places if place.file.exists()}
 
     def _stop(self) -> None:

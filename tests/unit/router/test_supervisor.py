@@ -1,0 +1,59 @@
+"""Which router processes are started again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router import supervisor
+from router.config import RouterSettings
+from router.siblings import Place
+from tests.support.waiting import until
+
+
+class Pipe:
+    """Takes what a process is told."""
+
+    def write(self, _: bytes) -> None:
+        pass
+
+    async def drain(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Killed:
+    """A process that is killed as soon as it serves."""
+
+    def __init__(self, place: Place) -> None:
+        self.stdin = Pipe()
+        self.returncode = -9
+        self._place = place
+
+    async def wait(self) -> int:
+        self._place.announce(1)
+        return self.returncode
+
+
+async def test_a_process_that_served_is_replaced_though_it_was_killed_before_anybody_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, 0)
+    started: list[Killed] = []
+
+    async def start(*_: Any, **__: Any) -> Killed:
+        started.append(Killed(place))
+        return started[-1]
+
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    keeping = asyncio.create_task(supervisor._Supervisor(RouterSettings(processes=2), tmp_path)._keep(place))
+    await until(lambda: len(started) > 1 or keeping.done())
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait([keeping])
