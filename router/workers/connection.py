@@ -15,8 +15,8 @@ to finish.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from typing import cast
 
 import grpc.aio
@@ -108,12 +108,8 @@ class WorkerConnection:
 
     async def drain(self, grace_s: float | None) -> worker_pb2.DrainResponse:
         """Tell the worker to drain; returns when it is empty, or resumed. Raises AioRpcError, Unavailable."""
-        try:
+        with self._unless_removed():
             return await self._any_speaker.drain(grace_s) or await self._emptied(grace_s)
-        except asyncio.CancelledError:
-            if is_cancelled():
-                raise
-            raise Unavailable(f"worker {self.state.name} was removed before it was empty") from None
 
     async def close(self) -> None:
         """Leave the worker; what still runs on its channel breaks off."""
@@ -138,10 +134,21 @@ class WorkerConnection:
     async def resume(self) -> None:
         """Tell the worker to take requests again. Raises AioRpcError, Unavailable."""
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
-                await self._any_speaker.resume()
+            with self._unless_removed():
+                async with asyncio.timeout(self._settings.connect_timeout_s):
+                    await self._any_speaker.resume()
         except TimeoutError:
             raise Unavailable(f"worker {self.state.name} does not answer") from None
+
+    @contextmanager
+    def _unless_removed(self) -> Iterator[None]:
+        """Raises Unavailable when the worker's channel is closed while an order is on its way."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise Unavailable(f"worker {self.state.name} was removed meanwhile") from None
 
     async def _ask(self) -> None:
         """Learn what the worker is, and have its tokenizer."""

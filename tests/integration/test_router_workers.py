@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from radixfleet.answers import Delta
+from radixfleet.client import Client
 from radixfleet.errors import Unavailable, UnknownWorker
 from radixfleet.types import Load, TokenArray, WorkerStatus
 from tests.support.fake_worker import FakeWorker, Script
@@ -214,14 +217,15 @@ async def test_a_drained_worker_gets_nothing_new_and_finishes_what_it_has() -> N
         assert [entry.worker_id for entry in await fleet.client.list_workers()] == ["w1"]
 
 
-async def test_a_drain_ends_with_an_error_when_its_worker_is_removed() -> None:
-    worker = fake_worker("w0", drain_gate=asyncio.Event())
+@pytest.mark.parametrize("order", [Client.drain, Client.resume])
+async def test_an_order_ends_with_an_error_when_its_worker_is_removed(order: Callable[[Client, str], Any]) -> None:
+    worker = fake_worker("w0", drain_gate=asyncio.Event(), resume_gate=asyncio.Event())
     async with running_fleet([worker]) as fleet:
-        drain = asyncio.create_task(fleet.client.drain("w0"))
-        await until(lambda: worker.drains)
+        ordered = asyncio.create_task(order(fleet.client, "w0"))
+        await until(lambda: worker.drains or worker.resumes)
         await fleet.client.remove("w0")
-        with pytest.raises(Unavailable, match="worker w0 was removed before it was empty"):
-            await drain
+        with pytest.raises(Unavailable, match="worker w0 was removed meanwhile"):
+            await ordered
 
 
 async def test_a_worker_restarted_after_its_drain_serves_again() -> None:

@@ -86,6 +86,7 @@ class FakeWorker:
     speaks: asyncio.Event = field(default_factory=lambda: set_event())
     """Cleared: sends no state, as a hung process would not."""
     drain_gate: asyncio.Event | None = None
+    resume_gate: asyncio.Event | None = None
     knows_links: bool = True
     """False: answers `Worker.Link` as a server does that never heard of it."""
     links: int = 0
@@ -97,6 +98,7 @@ class FakeWorker:
     """State streams opened so far."""
     tokenizer_fetches: int = 0
     drains: list[float | None] = field(default_factory=list)
+    resumes: int = 0
     aborts: list[str] = field(default_factory=list)
     address: str = ""
     sequence: int = 0
@@ -413,8 +415,11 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
     async def Resume(
         self, request: worker_pb2.ResumeRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.ResumeResponse:
-        self._worker.status = WorkerStatus.SERVING
-        self._worker.publish()
+        worker = self._worker
+        worker.resumes += 1
+        worker.status = WorkerStatus.SERVING
+        worker.publish()
+        await _pass(worker.resume_gate)
         return worker_pb2.ResumeResponse()
 
     async def FlushCache(
