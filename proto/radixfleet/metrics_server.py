@@ -91,17 +91,26 @@ class _Server(ThreadingMixIn, WSGIServer):
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # there is no thread for it; who called logs it, and hangs up
+            self._places.release()
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
         end = threading.Timer(_LONGEST_S, _hang_up, (request,))
         end.daemon = True
         end.start()
         try:
-            super().process_request_thread(request, client_address)
+            super().finish_request(request, client_address)
         finally:
             end.cancel()
-            self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Those who hang up, are slow, or do not speak TLS are no news."""
@@ -113,7 +122,7 @@ class _Server(ThreadingMixIn, WSGIServer):
 def _hang_up(request: socket.socket) -> None:
     """Whoever reads from it, or writes to it, ends."""
     with suppress(OSError):
-        request.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # that of TLS would first make the connection a plain one
 
 
 class _IPv6Server(_Server):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -100,6 +101,40 @@ def test_a_client_that_says_a_little_now_and_then_is_hung_up_on_too(monkeypatch:
                 break
         else:
             pytest.fail("it still holds its thread")
+
+
+def test_who_is_hung_up_on_hears_nothing_unencrypted(tmp_path: Path) -> None:
+    pair = Authority().issue("server", tmp_path)
+    context = ServerTls(pair.cert, pair.key).ssl_context()
+    ours, theirs = socket.socketpair()
+    with theirs, context.wrap_socket(ours, server_side=True, do_handshake_on_connect=False) as request:
+        metrics_server._hang_up(request)
+        with pytest.raises(OSError, match=r"."):
+            request.write(b"a secret")  # ValueError where TLS is off
+        assert theirs.recv(1) == b""
+
+
+@pytest.mark.parametrize("left", [0, 1], ids=["for the scrape", "for its end"])
+def test_scrapes_that_no_thread_was_left_for_take_no_place(monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    monkeypatch.setattr(metrics_server, "_MAX_SCRAPES", 1)
+    with MetricsServer(registry(), "127.0.0.1", 0) as server:
+        places = server._server._places
+        starts: list[threading.Thread] = []
+
+        def start(thread: threading.Thread) -> None:
+            starts.append(thread)
+            if len(starts) > left:
+                raise RuntimeError("can't start new thread")
+            begin(thread)
+
+        begin = threading.Thread.start
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", start)
+            with socket.create_connection(("127.0.0.1", server.port), timeout=20) as turned_away:
+                assert turned_away.recv(1) == b""
+        assert places.acquire(timeout=20)
+        places.release()
+        assert "answer 42.0" in scrape(f"http://127.0.0.1:{server.port}/metrics")[1]
 
 
 def test_silent_clients_take_no_more_than_their_share_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
