@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import tokenizers
 
 from radixfleet.text import TokenizerSpec
@@ -60,14 +59,17 @@ def spec_from_archive(data: bytes, *, eos_token_ids: Sequence[int], vocab_size: 
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             tokenizer_json = _read(archive, "tokenizer.json")
             config = _read(archive, "tokenizer_config.json") or "{}"
-            settings = msgspec.json.decode(config, type=dict[str, Any])
             chat_template = _read(archive, "chat_template.jinja")
     except Exception as error:  # zipfile raises whatever its decompressors do
         raise ValueError(f"the engine's tokenizer files are no zip that can be read: {error}") from error
     if tokenizer_json is None:
         raise ValueError("the engine's tokenizer files hold no tokenizer.json")
     return spec_from_files(
-        tokenizer_json, settings, chat_template=chat_template, eos_token_ids=eos_token_ids, vocab_size=vocab_size
+        tokenizer_json,
+        _json_object("tokenizer_config.json", config),
+        chat_template=chat_template,
+        eos_token_ids=eos_token_ids,
+        vocab_size=vocab_size,
     )
 
 
@@ -99,7 +101,17 @@ def spec_from_directory(directory: Path) -> TokenizerSpec:
 
 def _json_file(path: Path) -> dict[str, Any]:
     """Empty when there is no such file."""
-    value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return _json_object(path.name, path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    """As Python reads it, which takes NaN and lone surrogates too. Raises ValueError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} holds no JSON object")  # noqa: TRY004  whoever reads files expects this
     return value
 
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import io
 import zipfile
+from pathlib import Path
 
 import pytest
 
-from radixfleet.tokenizer_files import spec_from_archive
+from radixfleet.tokenizer_files import spec_from_archive, spec_from_directory
 from tests.support.tiny_model import EOS_TOKEN_ID, tiny_model
 from worker.dialects.tokenizer_archive import tokenizer_archive
 from worker.model.tokenizer_files import load_tokenizer_spec
@@ -44,6 +45,15 @@ def test_what_our_worker_sends_other_gateways_makes_its_own_tokenizer_again() ->
     assert again == spec
 
 
+def test_settings_are_read_as_hugging_face_reads_them() -> None:
+    tokenizer = (tiny_model() / "tokenizer.json").read_text()
+    odd = r'{"bos_token": "a", "longest": Infinity, "least": NaN, "most": 1e400, "half": "\ud800"}'
+    spec = spec_from_archive(
+        zipped(tokenizer__json=tokenizer, tokenizer_config__json=odd), eos_token_ids=[1], vocab_size=512
+    )
+    assert spec.bos_token == "a"
+
+
 @pytest.mark.parametrize(
     ("data", "what"),
     [
@@ -51,9 +61,18 @@ def test_what_our_worker_sends_other_gateways_makes_its_own_tokenizer_again() ->
         (zipped(config__json="{}"), "no tokenizer.json"),
         (zipped(tokenizer__json="{}"), "cannot be read"),
         (damaged(zipped(tokenizer__json=str(list(range(100))))), "no zip that can be read: .* decompressing"),
-        (zipped(tokenizer__json="{}", tokenizer_config__json="[]"), "no zip that can be read: Expected `object`"),
+        (zipped(tokenizer__json="{}", tokenizer_config__json="[]"), "^tokenizer_config.json holds no JSON object"),
+        (zipped(tokenizer__json="{}", tokenizer_config__json="{"), "^tokenizer_config.json is no JSON: Expecting"),
+        (zipped(tokenizer__json="{}", tokenizer_config__json="[" * 10**5), "^tokenizer_config.json is no JSON: .*rec"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(data: bytes, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         spec_from_archive(data, eos_token_ids=[1], vocab_size=10)
+
+
+def test_a_directory_is_refused_with_the_name_of_the_file_that_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text((tiny_model() / "tokenizer.json").read_text())
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"holds no tokenizer that can be read: config.json holds no JSON object"):
+        spec_from_directory(tmp_path)
