@@ -65,8 +65,8 @@ class RouteStream:
             # The writer ends of its own accord only when nobody takes answers any more: no use in reading on.
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
             (writer if writer.done() else reader).result()
-        except (grpc.aio.UsageError, grpc.aio.InternalError):
-            pass  # what gRPC calls a client that breaks off
+        except grpc.aio.BaseError:
+            pass  # what gRPC calls a client that breaks off, or a server that stops
         finally:
             await self._end(reader, writer)
 

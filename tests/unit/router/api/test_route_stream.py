@@ -245,13 +245,16 @@ async def test_breaking_off_ends_what_waits(has_begun: bool) -> None:
     assert not visits
 
 
-async def test_a_client_that_takes_no_answers_any_more_is_not_read_from_and_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("end", [grpc.aio.UsageError, grpc.aio.InternalError, grpc.aio.BaseError])
+async def test_a_client_that_takes_no_answers_any_more_is_not_read_from_and_leaves_nothing_behind(
+    end: type[Exception],
+) -> None:
     """Behaviour 43: gRPC may tell of its end by a write alone, while a read still waits."""
     wire = Wire()
     wire.ask("wait", "lease")
     await until(lambda: len(wire.answers) == wire.routing.num_waiting == 1)
     assert len(wire.routing.look_aside) == 1
-    wire.break_with = grpc.aio.UsageError("the call is over")
+    wire.break_with = end("the call is over")
     wire.ask("a")
     await wire.serving
     wire.ask("b")
