@@ -88,9 +88,9 @@ class Connection:
 
 
 @asynccontextmanager
-async def connected(port: int) -> AsyncIterator[Connection]:
+async def connected(port: int, host: str = "127.0.0.1") -> AsyncIterator[Connection]:
     """A connection to a server on this machine."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection(host, port)
     try:
         yield Connection(reader, writer)
     finally:

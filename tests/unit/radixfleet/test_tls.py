@@ -152,12 +152,16 @@ async def test_spoilt_files_leave_the_last_certificate_in_use(place: Place) -> N
         assert await ask(port, place.client_tls()) == [97, 98]
 
 
-async def test_spoilt_files_leave_the_last_certificate_in_use_for_new_peers_too(place: Place) -> None:
+async def test_spoilt_files_leave_the_last_certificate_in_use_for_new_peers_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that registers while its router's files are wrong is dialled as the others are."""
+    monkeypatch.setattr("radixfleet.watched_file.MonotonicClock", lambda: place.clock)
     tls = place.client_tls()
     async with serving(place.server_tls()) as port:
         assert await ask(port, tls) == [97, 98]
         place.ca.write_text("spoilt")
+        place.clock.advance(1.0)
         assert await ask(port, tls) == [97, 98]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from contextvars import ContextVar
 
@@ -46,8 +45,9 @@ async def test_every_interface_is_that_of_both_protocols(host: str) -> None:
         pytest.skip("this machine has no IPv6 loopback")
     server = HttpServer(PlainTextResponse("hello"), "::", 0)
     server.start()
-    _, writer = await asyncio.open_connection(host, server.port)
-    writer.close()
+    async with connected(server.port, host) as connection:
+        await connection.send("GET", "/")
+        assert (await connection.answer()).body == b"hello"
     await server.close()
 
 
