@@ -137,8 +137,8 @@ static inline __m512 coarse_exp2(v16f x) {
 }
 
 /* First half of `soften`: hides what is not visible, finds maximum and scale. Gives whether anything is hidden. */
-static int rf_hide_and_maximize(rf_attention_scratch *scratch, int tile, int num_keys, v16i visible,
-                                       float factor, v16f *scale) {
+static int hide_and_maximize(rf_attention_scratch *scratch, int tile, int num_keys, v16i visible, float factor,
+                             v16f *scale) {
   int filled = rf_ceil_div(num_keys, 16) * 16, any_hidden = v_any(visible < filled - 1);
   v16f hidden = v_splat(RF_HIDDEN);
   v16f maxima[4] = {hidden, hidden, hidden, hidden}; /* four, because one would wait for itself at each key */
@@ -163,7 +163,7 @@ static int rf_hide_and_maximize(rf_attention_scratch *scratch, int tile, int num
 static int soften(rf_attention_scratch *scratch, int tile, int num_rows, int num_keys, v16i visible, float factor,
                   v16f *scale) {
   (void)num_rows; /* all lanes are computed */
-  int any_hidden = rf_hide_and_maximize(scratch, tile, num_keys, visible, factor, scale);
+  int any_hidden = hide_and_maximize(scratch, tile, num_keys, visible, factor, scale);
   const __m512i order = _mm512_load_si512(interleave);
   int filled = rf_ceil_div(num_keys, 16) * 16;
   v16f maximum = v_load(scratch->maximum[tile]), sum_even = {0}, sum_odd = {0};

@@ -51,13 +51,13 @@ typedef struct {
   /* Each thread, before the others for slots of up to `num_rows` rows, and after them. */
   void (*begin)(int num_rows);
   void (*end)(void);
-  /* q[slot] = the given rows, from lane `first` on; zero in the other lanes. */
+  /* q[slot] = the given rows. Forms whose lanes are rows put them from lane `first` on, and zeros in the others. */
   void (*load_queries)(rf_attention_scratch *, int slot, const void *const *rows, int first, int num_rows,
                        int head_dim);
   void (*load_keys)(rf_attention_scratch *, int slot, const rf_block *, int head_dim);
   void (*load_values)(rf_attention_scratch *, const rf_block *, int head_dim);
   /* Scores of the num_rows rows of each of num_slots slots, which follow one another in a tile: q[q_slot + i]
-   * k[k_slot + i], for num_keys keys, filled up to 16. */
+   * k[k_slot + i], for num_keys keys. Those that fill up the last 16 may be anything: soften hides them. */
   void (*score)(rf_attention_scratch *, int q_slot, int k_slot, int num_slots, int num_rows, int num_keys,
                 int head_dim);
   /* Scores become probabilities, 2^(score * factor - maximum), and 0 for keys after the last one that is `visible` to

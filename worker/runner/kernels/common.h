@@ -45,11 +45,6 @@ typedef uint16_t halves __attribute__((vector_size(2 * RF_WIDTH), aligned(2), ma
 
 typedef float v16f __attribute__((vector_size(64), may_alias));
 typedef int32_t v16i __attribute__((vector_size(64), may_alias));
-typedef uint32_t v16u __attribute__((vector_size(64), may_alias));
-typedef uint16_t v16h __attribute__((vector_size(32), may_alias));
-/* The same, where the address is that of an element only. */
-typedef float v16f_any __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t v16h_any __attribute__((vector_size(32), aligned(2), may_alias));
 
 /* Whether the CPU and the system let this process use AMX; set once by rf_init. */
 extern int rf_amx_usable;

@@ -53,7 +53,7 @@ static void store_float_rows(const target_t *to, int row, int num_rows, float (*
   for (int i = 0; i < num_rows; i++) {
     float *y = (float *)to->operands->y + (row + i) * to->operands->y_stride + to->column;
     add_bias(to, a[i], b[i], columns);
-    store_floats(y, columns, to->count == 32 ? 32 : to->count, add);
+    store_floats(y, columns, to->count, add);
   }
 }
 

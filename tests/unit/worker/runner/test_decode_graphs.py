@@ -17,7 +17,7 @@ from tests.support.tiny_model import tiny_model
 from worker.core.graph_sizes import LARGEST_SIZE, graph_sizes
 from worker.core.step import StepPlan
 from worker.runner import torch_loading
-from worker.runner.cuda_graphs import recorder_for
+from worker.runner.cuda_graphs import _stream_of, recorder_for
 from worker.runner.decode_graphs import DecodeGraphs, RecordingError, Replay
 from worker.runner.step_computer import StepComputer
 from worker.runner.torch_config import TorchRunnerConfig
@@ -228,6 +228,7 @@ def test_measuring_and_recording_take_one_stream(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch.cuda, "Stream", streams.append)
     device = torch.device("cuda", 99)  # no other test's
+    _stream_of.cache_clear()  # what an earlier run of this test has left
     for _ in range(2):
         assert recorder_for(device) is not None
     assert streams == [device]
