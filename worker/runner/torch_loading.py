@@ -108,7 +108,8 @@ class _Loading:
         shape = self._shape
         self._refuse_too_large(shape)
         parts = ComputerParts.choose(self._config, shape, self._device, self._dtype, self._kernels)
-        max_context = _max_context(shape, self._config.max_context_tokens)
+        most_kv_tokens = self._total_bytes // shape.kv_bytes_per_token(self._dtype.itemsize)
+        max_context = min(_max_context(shape, self._config.max_context_tokens), most_kv_tokens)
         model = self._load_model(shape, max_context, parts.linear_backend())
         on_cpu = self._device.type == "cpu"
         default_chunk = chunked_prefill_size_for(self._total_bytes, on_cpu=on_cpu)

@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 
 
-def loaded(dtype: Dtype = "float32", attention: AttentionName = "sdpa") -> Ready:
+def loaded(dtype: Dtype = "float32", attention: AttentionName = "sdpa", max_context: int = 256) -> Ready:
     config = TorchRunnerConfig(
-        model_path=str(tiny_model(max_context=256)),
+        model_path=str(tiny_model(max_context=max_context)),
         dtype=dtype,
         attention=attention,
         device_memory_bytes=64 * MIB,
@@ -57,6 +57,12 @@ def test_a_worker_that_loads_beside_this_one_takes_nothing_of_its_share(monkeypa
     look = lambda _device, **_: looks.pop() if len(looks) > 1 else looks[0]  # noqa: E731
     monkeypatch.setattr(torch_loading, "reachable_memory", look)
     assert loaded().memory == plain.memory
+
+
+def test_a_context_longer_than_any_pool_takes_no_more_memory_than_what_can_be_held() -> None:
+    """Rotary tables of each position, and rows of each request, would take terabytes."""
+    ready = loaded(max_context=10**12)
+    assert ready.max_context_tokens == ready.capacity.kv_tokens
 
 
 def test_what_this_worker_holds_itself_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
