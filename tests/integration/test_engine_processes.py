@@ -207,7 +207,7 @@ async def test_a_killed_process_ends_its_streams_and_is_healed(victim: str) -> N
         await flush_in_flight
         old_pids = engine.child_pids
         os.kill(old_pids[0] if victim == "engine" else old_pids[1], signal.SIGKILL)
-        with pytest.raises(Unavailable, match="the engine died, and is being started again") as caught:
+        with pytest.raises(Unavailable, match=f"the {victim} died, and is being started again") as caught:
             await read(stream)
         assert caught.value.retry_after_s is not None
         assert engine.status is WorkerStatus.FAILED

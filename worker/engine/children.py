@@ -93,6 +93,12 @@ class Children:
                 root = psutil.Process(pid)
                 yield from (root, *root.children(recursive=True))
 
+    async def first_to_die(self) -> str:
+        """Once the engine has left its socket, as it ends: "engine", or "runner", which it does not outlive."""
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self.engine.wait, _EXIT_S)
+        return "runner" if self.engine.returncode == EXIT_RUNNER_GONE else "engine"
+
     async def end(self) -> str:
         """Once one is gone: reap both, killing what does not end by itself. Returns which ended first, and how."""
         was_slow = not await asyncio.to_thread(_ended_by_itself, self.engine)

@@ -95,7 +95,8 @@ class ProcessEngine(Conversation):
             num_restarts = 1 if has_lasted else num_restarts + 1
             gives_up = num_restarts > self._config.max_restarts
             if self._ready is not None:
-                self._lose_engine(stuck or "the engine died", is_final=gives_up)
+                why = stuck or f"the {await children.first_to_die()} died"
+                self._lose_engine(why, is_final=gives_up)
             elif stuck:  # before its end, which a process that waits for a disk may keep us waiting for
                 self._enter(WorkerStatus.FAILED, stuck)
             ending = await self._bury(children, kill=bool(stuck))

@@ -40,6 +40,9 @@ class Undead:
         self.killed.set()
         return await self.end()
 
+    async def first_to_die(self) -> str:
+        return "engine"
+
     async def end(self) -> str:
         await self.may_die.wait()
         self.socket.close()
