@@ -59,6 +59,8 @@ _RETRY_AFTER_S = 1.0
 _LONGEST_RETRY_S = 86400.0
 """A Duration has an end, and what one worker asks for is passed on to others."""
 _NOT_CONNECTED = re.compile(r"failed to connect to all addresses;.*ipv[46]:([^\s]+): .*remote host: (.+)")
+_WENT_AWAY = re.compile(r"Stream removed|GOAWAY")
+"""Of a connection that had stood, and is told at length."""
 
 
 def status_from_error(error: RadixfleetError) -> status_pb2.Status:
@@ -115,7 +117,9 @@ def _by_grpc(code: grpc.StatusCode, message: str) -> RadixfleetError | None:
 
 
 def _in_plain_words(message: str) -> str:
-    """What gRPC tells in its own terms of a server with one address that does not answer."""
+    """What gRPC tells in its own terms of a server that went away, or has one address and does not answer."""
+    if _WENT_AWAY.search(message):
+        return "the server went away"
     found = _NOT_CONNECTED.fullmatch(message)
     if found is None:
         return message
@@ -130,9 +134,10 @@ def stream_error(call_error: grpc.aio.AioRpcError, address: str, delivered_token
     """
     if delivered_tokens is None or not broke(call_error):
         return error_from_rpc(call_error)
+    why = _in_plain_words(call_error.details() or "the server went away")
     error = errors.Unavailable(
         f"the connection to {address} broke after {counted(delivered_tokens, 'token')}: the answer is not complete. "
-        f"Send the request again; what was computed of its prompt is most likely still cached ({call_error.details()})"
+        f"Send the request again; what was computed of its prompt is most likely still cached ({why})"
     )
     error.retry_after_s = _RETRY_AFTER_S
     error.metadata = {"delivered_tokens": str(delivered_tokens)}

@@ -114,6 +114,15 @@ def test_an_answer_whose_connection_breaks_says_how_far_it_got():
     assert (error.metadata, error.retry_after_s) == ({"delivered_tokens": "7"}, 1.0)
 
 
+@pytest.mark.parametrize(
+    "told", ["", "Stream removed (Socket closed (GOAWAY received; Error code: 0; Debug Text: Server shutdown))"]
+)
+def test_a_server_that_went_away_is_told_without_the_terms_of_grpc(told: str):
+    broken = bare(grpc.StatusCode.UNAVAILABLE, told)
+    assert str(stream_error(broken, "r:1", 7)).endswith("is most likely still cached (the server went away)")
+    assert str(error_from_rpc(broken)) == ("the server went away" if told else "UNAVAILABLE")
+
+
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL])
 def test_a_deadline_that_passes_as_the_connection_ends_is_a_deadline(code: grpc.StatusCode):
     error = error_from_rpc(bare(code, "Stream removed (Deadline Exceeded)"))
