@@ -19,12 +19,14 @@ from deploy.machine import worker_share
 from deploy.options import to_arguments
 from deploy.processes import Child, ChildFailed, ChildSpec
 from deploy.progress import Tell
+from radixfleet.answers import WorkerEntry
 from radixfleet.background import beside
 from radixfleet.client import Client
 from radixfleet.endpoint import Endpoint
 from radixfleet.errors import RadixfleetError
 from radixfleet.os_errors import reason_of
 from radixfleet.retry import RetryPolicy
+from radixfleet.types import WorkerStatus
 
 _LOGGING = ("log_level", "log_json")
 _POLL_S = 0.2
@@ -90,8 +92,14 @@ class LocalFleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress(stopping_text(await self._running_requests(), self._spec.drain_grace_s))
-        await self._stop()
+        try:
+            self._progress(stopping_text(await self._running_requests(), self._spec.drain_grace_s))
+            await self._stop()
+        except asyncio.CancelledError:  # Ctrl-C again
+            self._progress("cutting what still runs")
+            await asyncio.gather(*(child.stop(0) for child in self.children))
+            self._progress("cut what still ran\nall processes have ended")
+            raise
 
     @property
     def target(self) -> Endpoint:
@@ -104,11 +112,12 @@ class LocalFleet:
         return tuple(self._children.values())
 
     async def supervise(self) -> None:
-        """Restart what dies, and tell of a router that hangs; runs until cancelled."""
+        """Restart what dies, and tell of a router that hangs and of engines that fail; runs until cancelled."""
         async with asyncio.TaskGroup() as group:
             for name in self._children:
                 group.create_task(self._keep_alive(name))
             group.create_task(self._tell_of_silence())
+            group.create_task(self._tell_of_engines())
 
     async def _start(self) -> None:
         self._progress("router: starting")
@@ -183,6 +192,30 @@ class LocalFleet:
                     f"router: has said nothing for {loop.time() - heard_s:.0f} s\n"
                     f"  is its process, {router.pid}, stopped? One that is killed is started again"
                 )
+
+    async def _tell_of_engines(self) -> None:
+        """Of those that die or hang within a worker that lives, which starts what died again."""
+        served: dict[str, bool] = {}
+        while True:
+            with suppress(RadixfleetError, OSError):
+                async with Client(self.target) as client:
+                    async for report in client.watch_fleet():
+                        for worker in report.workers:
+                            self._tell_of_engine(worker, served)
+            await asyncio.sleep(_POLL_S)
+
+    def _tell_of_engine(self, worker: WorkerEntry, served: dict[str, bool]) -> None:
+        """`served`: of the addresses of workers that have served, whether they did when last heard of."""
+        child, address = self._children.get(worker.worker_id), worker.address
+        if child is None or not worker.connected or worker.status is WorkerStatus.DRAINING:
+            return
+        was_serving, serves = served.get(address), worker.status is WorkerStatus.SERVING
+        if serves or was_serving is not None:
+            served[address] = serves
+        if was_serving is True and not serves:
+            self._progress(f"{child.spec.name}: its engine failed\n  {child.log_path} says why")
+        elif was_serving is False and serves:
+            self._progress(f"{child.spec.name}: serves again\n  at {address}")
 
     async def _tell_when_back(self, child: Child) -> None:
         name = child.spec.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from deploy.local_fleet import LocalFleet, LocalSpec
 from deploy.progress import Progress
 from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client
+from radixfleet.os_errors import why_not_bound
 from radixfleet.settings import click_options, load, shared_port
 from router.own_folder import kept
 from router.policies import POLICY_NAMES
@@ -105,7 +107,8 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     if fleet_file is not None:
         _refuse_beside_a_file(click.get_current_context())
         return _up_file(fleet_file, run_dir, console)
-    if fault := shared_port({"--port": port, "--router-metrics-port": router_metrics_port, "--http-port": http_port}):
+    ports = {"--port": port, "--router-metrics-port": router_metrics_port, "--http-port": http_port}
+    if fault := shared_port(ports) or _taken_port(host, ports):
         raise click.UsageError(fault)
     settings = load(WorkerSettings, worker_options, config)  # wrong ones are named here, not in N logs
     run_dir = _usable(run_dir)
@@ -130,6 +133,14 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
     with Progress(console) as progress, kept(run_dir):
         resolve_model(settings.model, lambda text: progress(f"model: {text}"))
         return asyncio.run(_keep_up(spec, access, console, progress))
+
+
+def _taken_port(host: str, ports: Mapping[str, int]) -> str:
+    """Which of the router's ports (option: port) cannot be had, and what to do; empty: none. 0 and -1 are no ports."""
+    for option, port in ports.items():
+        if port > 0 and (reason := why_not_bound(host, port)):
+            return f"nobody can listen on {host}, {option} {port} ({reason}): choose another one, or 0 for any free one"
+    return ""
 
 
 def _refuse_beside_a_file(context: click.Context) -> None:

@@ -14,6 +14,9 @@ from deploy.local_fleet import LocalFleet, LocalSpec, stopping_text
 from deploy.processes import Child, ChildFailed, ChildSpec
 from radixfleet.background import beside
 from radixfleet.endpoint import Endpoint
+from radixfleet.heard import worker_entry
+from radixfleet.types import WorkerStatus
+from radixfleet.v1 import fleet_pb2
 from radixfleet.watched_file import UnusableFile
 from tests.support.waiting import until
 
@@ -70,11 +73,38 @@ async def test_the_router_drains_first_and_every_child_has_its_whole_drain(monke
     assert told == ["stopping: requests that run may end, up to 60 s; Ctrl-C again cuts them"]
 
 
+async def test_ctrl_c_again_cuts_what_runs_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[tuple[str, float]] = []
+
+    class Busy(_Process):
+        async def stop(self, grace_s: float) -> None:
+            if grace_s:
+                await asyncio.Event().wait()
+            await super().stop(grace_s)
+
+    async def start(child: ChildSpec, _: Path) -> Child:
+        return cast("Child", Busy(child.name, stopped))
+
+    monkeypatch.setattr(Child, "start", start)
+    told: list[str] = []
+    fleet = LocalFleet(spec({}, {}), told.append)
+    for child in (fleet._spec.router(), fleet._spec.worker(0, "127.0.0.1:1")):
+        await fleet._launch(child)
+    leaving = asyncio.create_task(fleet.__aexit__(None, None, None))
+    await until(lambda: len(told) == 1)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert stopped == [("router", 0), ("worker-0", 0)]
+    assert told[1:] == ["cutting what still runs", "cut what still ran\nall processes have ended"]
+
+
 class _Mortal:
     """A child that listens at once, and dies when it is told to."""
 
     exit_code: int | None = None
     pid = 4711
+    log_path = Path("run/its.log")
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
@@ -131,6 +161,28 @@ async def test_who_cannot_tell_whether_it_serves_goes_on_restarting_it(lives: li
         lives[2].dies.set()
         await until(lambda: len(lives) == 4)
     assert told[1] == "worker-0: started again\n  nobody knows whether it serves: ca.pem: No such file or directory"
+
+
+async def test_an_engine_that_fails_within_a_worker_that_lives_is_told_once_until_it_serves(
+    lives: list[_Mortal],
+) -> None:
+    told: list[str] = []
+    fleet = LocalFleet(spec({}, {}), told.append)
+    await fleet._launch(fleet._spec.worker(0, "127.0.0.1:1"))
+    served: dict[str, bool] = {}
+
+    def hear(address: str, status: str, worker_id: str = "worker-0", *, connected: bool = True) -> None:
+        entry = worker_entry(fleet_pb2.WorkerEntry(worker_id=worker_id, address=address, connected=connected))
+        fleet._tell_of_engine(replace(entry, status=WorkerStatus(status)), served)
+
+    for status in ("loading", "serving", "draining", "serving", "failed", "loading", "serving"):
+        hear("h:1", status)
+        hear("h:9", status, "of-somebody-else")
+        hear("h:1", "loading", connected=False)
+    assert told == ["worker-0: its engine failed\n  run/its.log says why", "worker-0: serves again\n  at h:1"]
+    for status in ("loading", "serving"):  # a new process, of which others tell
+        hear("h:2", status)
+    assert len(told) == 2
 
 
 async def test_a_router_that_hangs_is_told_of_once_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:

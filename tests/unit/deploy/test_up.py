@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,6 +36,16 @@ def test_one_port_given_twice_is_refused_by_the_names_of_its_own_options(option:
     result = CliRunner().invoke(up, ["--model", "demo", "--port", "17297", option, "17297"])
     assert result.exit_code == 2
     assert f"--port and {option} are both 17297" in result.output
+
+
+@pytest.mark.parametrize("option", ["--port", "--router-metrics-port", "--http-port"])
+def test_a_port_that_others_have_is_named_by_its_own_option(option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        free = [word for name in ("--port", "--router-metrics-port", "--http-port") for word in (name, "0")]
+        result = CliRunner().invoke(up, ["--model", "demo", *free, option, port])
+    assert result.exit_code == 2
+    assert f"{option} {port} (Address already in use): choose another one, or 0" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("fleet", [("--fleet", str(EXAMPLE)), ("--model", "demo")])
