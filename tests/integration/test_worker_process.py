@@ -180,7 +180,7 @@ async def test_a_killed_worker_leaves_no_process_behind(tmp_path: Path) -> None:
         (("--page-size", "24"), 2, "--page-size"),
         (("--no-such-option",), 2, "--no-such-option"),
         (("--runner", "sim", "--host", "203.0.113.7"), 1, "203.0.113.7:0 (Cannot assign requested address)"),
-        (("--device", "cpu", "--dtype", "float32", "--device-memory", "1MiB"), 1, "--device-memory"),
+        (("--device", "cpu", "--dtype", "float32", "--device-memory", "1MiB"), 1, "Lower --chunked-prefill-size"),
     ],
     ids=["no model", "bad setting", "unknown option", "no such address", "too little memory"],
 )
