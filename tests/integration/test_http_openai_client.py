@@ -219,14 +219,8 @@ async def test_only_the_prompts_probabilities() -> None:
         assert scored.usage.completion_tokens == 0
 
 
-async def test_json_schemas_hold() -> None:
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Bern", "Basel"]}},
-        "required": ["city"],
-        "additionalProperties": False,
-    }
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+@asynccontextmanager
+async def client_of_a_real_model() -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
         torch_worker(tiny_model()) as worker,
         running_router(settings(workers=(worker.address,), http_port=0)) as router,
@@ -238,6 +232,20 @@ async def test_json_schemas_hold() -> None:
         ) as client,
     ):
         await until(lambda: not router.registry.workers[0].ineligible_reason, "the worker serves")
+        yield client
+
+
+PLACE = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bern", "Basel"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+
+async def test_json_schemas_hold() -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
+    async with client_of_a_real_model() as client:
         asked: Any = {"model": tiny_model().name, "messages": HI, "max_tokens": 100, "response_format": wanted}
         answer = await client.chat.completions.create(**asked)
         assert json.loads(answer.choices[0].message.content or "")["city"] in ("Bern", "Basel")
@@ -245,6 +253,34 @@ async def test_json_schemas_hold() -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await client.chat.completions.create(**asked)
         assert caught.value.param == "response_format.json_schema.schema"
+
+
+async def test_a_demanded_call_is_made() -> None:
+    function: Any = {"name": "weather", "parameters": PLACE}
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    asked: Any = {"model": tiny_model().name, "messages": HI, "tools": [{"type": "function", "function": function}]}
+    async with client_of_a_real_model() as client:
+        answer = await client.chat.completions.create(**asked, tool_choice=named)
+        (choice,) = answer.choices
+        assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Bern", "Basel")
+
+        stream = await client.chat.completions.create(
+            **asked, tool_choice="required", parallel_tool_calls=False, stream=True
+        )
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        (streamed,) = [call for delta in deltas for call in delta.tool_calls or ()]
+        assert streamed.function is not None
+        assert json.loads(streamed.function.arguments or "")["city"] in ("Bern", "Basel")
+        assert not any(delta.content for delta in deltas)
+
+        function["parameters"] = {"type": "nonsense"}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(**asked, tool_choice=named)
+        assert caught.value.param == "tools"
 
 
 async def test_stop_strings_and_seeds() -> None:

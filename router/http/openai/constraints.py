@@ -1,4 +1,5 @@
-"""What an answer has to keep to: OpenAI's `response_format`, vLLM's `structured_outputs`, and other names for the same.
+"""What an answer has to keep to: a demanded call of a tool, OpenAI's `response_format`, vLLM's `structured_outputs`,
+and other names for the same.
 
 Fields that nobody knows are ignored. Those that are known elsewhere, and would change what the answer is, are refused
 instead: an answer that keeps to nothing would look like one that does.
@@ -7,14 +8,14 @@ instead: an answer that keeps to nothing would look like one that does.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
 from router.http.openai.requests import ChatRequest, JsonFormat, Sampling, SchemaFormat, StructuredOutputs
+from router.http.openai.tools import call_grammar, demands_call
 
 _FORMS = "send response_format, or structured_outputs with json, regex, grammar or choice"
 _INSTEAD: Mapping[str, str] = {
@@ -45,8 +46,12 @@ def refuse_other_names(request: Sampling) -> None:
 
 
 def grammar(request: Sampling) -> inference_pb2.Grammar | None:
-    """None: anything goes. Raises InvalidRequest."""
+    """None: anything goes. A demanded call goes before `response_format`, as with OpenAI. Raises InvalidRequest."""
     own, other = request.response_format, request.structured_outputs
+    if isinstance(request, ChatRequest) and demands_call(request):
+        if other is not None:
+            raise InvalidRequest("tool_choice demands a call, which structured_outputs rules out", field="tool_choice")
+        return inference_pb2.Grammar(lark=call_grammar(request))
     if other is not None:
         if isinstance(own, JsonFormat | SchemaFormat):
             raise InvalidRequest("give response_format or structured_outputs, not both", field="structured_outputs")
@@ -60,28 +65,12 @@ def grammar(request: Sampling) -> inference_pb2.Grammar | None:
 
 def constraint_field(request: Sampling) -> str:
     """The client's name for what `grammar` makes of its request, which is valid."""
+    if isinstance(request, ChatRequest) and demands_call(request):
+        return "tools"
     if request.structured_outputs is not None:
         return f"structured_outputs.{_kinds(request.structured_outputs)[0]}"
     is_schema = isinstance(request.response_format, SchemaFormat)
     return "response_format.json_schema.schema" if is_schema else "response_format"
-
-
-def checked_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
-    """The tools, each a function with a name. Raises InvalidRequest."""
-    tools = request.tools or []
-    for index, tool in enumerate(tools):
-        where = f"tools[{index}]"
-        if tool.get("type", "function") != "function":
-            raise InvalidRequest(f"{where}.type must be 'function'; got {tool['type']!r}", field=f"{where}.type")
-        function = tool.get("function")
-        if not isinstance(function, dict):
-            raise InvalidRequest(f"{where}.function must be an object", field=f"{where}.function")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise InvalidRequest(f"{where}.function.name must be a text", field=f"{where}.function.name")
-        if not isinstance(function.get("parameters"), dict | None):
-            field = f"{where}.function.parameters"
-            raise InvalidRequest(f"{field} must be an object: a JSON schema", field=field)
-    return tools
 
 
 def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:

@@ -10,7 +10,8 @@ from router.http.openai.answers import ChatChoices, Choices, CompletionChoices
 from router.http.openai.constraints import constraint_field
 from router.http.openai.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
 from router.http.openai.responses import ChatChunk, CompletionChunk
-from router.http.openai.translation import chat_request, completion_requests, offered_tools
+from router.http.openai.tools import shown_tools
+from router.http.openai.translation import chat_request, completion_requests
 from router.http.openai.whole import Whole, WholeChat, WholeCompletion
 
 _LIMITS = ("max_completion_tokens", "max_tokens")
@@ -41,7 +42,7 @@ class Plan:
 def chat_plan(request: ChatRequest, request_id: str) -> Plan:
     """Of POST /v1/chat/completions. Raises InvalidRequest."""
     message = chat_request(request)
-    choices = ChatChoices(finds_calls=bool(offered_tools(request)))
+    choices = ChatChoices(finds_calls=bool(shown_tools(request)))
     return _plan(f"chatcmpl-{request_id}", request, [message], [choices], WholeChat(), ChatChunk)
 
 

@@ -159,7 +159,7 @@ class ChatRequest(Sampling, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
-    """"none" or "auto"; to demand a call is refused."""
+    """"none", "auto", "required", or the one function that must be called."""
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

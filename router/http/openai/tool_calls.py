@@ -20,8 +20,8 @@ import msgspec
 
 from router.http.openai.responses import FunctionCall, ToolCall
 
-_OPEN = "<tool_call>"
-_CLOSE = "</tool_call>"
+CALL_OPEN = "<tool_call>"
+CALL_CLOSE = "</tool_call>"
 
 Found: TypeAlias = str | ToolCall
 """Text for the client, or a call."""
@@ -57,13 +57,13 @@ class ToolCallFinder:
         """What is left when the answer has ended; a call may lack its closing mark."""
         if self._inside is not None:
             inside, self._inside = "".join(self._inside), None
-            return [self._call(_OPEN + inside, inside)]
+            return [self._call(CALL_OPEN + inside, inside)]
         held, self._held = self._held, ""
         return [held] if held and not self._is_notation(held) else []
 
     def _read_text(self, text: str, found: list[Found]) -> str | None:
         """Outside of calls. Returns what comes behind an opening mark, and None where there is none."""
-        text, mark, rest = (self._held + text).partition(_OPEN)
+        text, mark, rest = (self._held + text).partition(CALL_OPEN)
         certain = text if mark else text[: len(text) - _beginning(text)]
         self._held = "" if mark else text
         if certain and not self._is_notation(certain):
@@ -76,17 +76,17 @@ class ToolCallFinder:
 
     def _read_call(self, text: str, found: list[Found], inside: list[str]) -> str | None:
         """The same between marks: what comes behind the closing one."""
-        seam = "".join(inside[-len(_CLOSE) :])[-len(_CLOSE) + 1 :]  # pieces are not empty
-        end = (seam + text).find(_CLOSE) - len(seam)
+        seam = "".join(inside[-len(CALL_CLOSE) :])[-len(CALL_CLOSE) + 1 :]  # pieces are not empty
+        end = (seam + text).find(CALL_CLOSE) - len(seam)
         if end < -len(seam):
             inside += [text] if text else []
             return None
         whole = "".join(inside)
         call = whole + text[:end] if end >= 0 else whole[:end]
-        item = self._call(f"{_OPEN}{call}{_CLOSE}", call)
+        item = self._call(f"{CALL_OPEN}{call}{CALL_CLOSE}", call)
         found.append(item)
         self._inside, self._is_after_call = None, isinstance(item, ToolCall)
-        return text[end + len(_CLOSE) :]
+        return text[end + len(CALL_CLOSE) :]
 
     def _is_notation(self, text: str) -> bool:
         return self._is_after_call and not text.strip()
@@ -107,5 +107,5 @@ class ToolCallFinder:
 
 def _beginning(text: str) -> int:
     """Length of the longest end of `text` that begins an opening mark."""
-    longest = min(len(text), len(_OPEN) - 1)
-    return next((length for length in range(longest, 0, -1) if _OPEN.startswith(text[-length:])), 0)
+    longest = min(len(text), len(CALL_OPEN) - 1)
+    return next((length for length in range(longest, 0, -1) if CALL_OPEN.startswith(text[-length:])), 0)

@@ -11,7 +11,7 @@ import numpy as np
 from radixfleet import convert
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
-from router.http.openai.constraints import checked_tools, grammar, refuse_other_names
+from router.http.openai.constraints import grammar, refuse_other_names
 from router.http.openai.requests import (
     MAX_PROMPTS,
     MAX_SEED,
@@ -21,6 +21,7 @@ from router.http.openai.requests import (
     Sampling,
     TokenizeRequest,
 )
+from router.http.openai.tools import shown_tools
 
 _DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's own default for completions. Less where the context leaves less: see `Generating`."""
@@ -96,16 +97,7 @@ def chat_request(request: ChatRequest) -> inference_pb2.GenerateRequest:
         raise InvalidRequest("top_logprobs needs logprobs: true", field="top_logprobs")
     if request.logprobs:
         sampling.logprobs = request.top_logprobs or 0
-    return _generate(request, inference_pb2.Prompt(chat=_chat(request, offered_tools(request))), sampling)
-
-
-def offered_tools(request: ChatRequest) -> Sequence[dict[str, Any]]:
-    """The tools that the model is shown. Raises InvalidRequest where a call is demanded."""
-    choice = request.tool_choice
-    if choice not in (None, "none", "auto"):
-        raise InvalidRequest("tool_choice must be none or auto: a call cannot be demanded", field="tool_choice")
-    tools = checked_tools(request)
-    return [] if choice == "none" else tools
+    return _generate(request, inference_pb2.Prompt(chat=_chat(request, shown_tools(request))), sampling)
 
 
 def tokenize_prompt(request: TokenizeRequest) -> inference_pb2.Prompt:

@@ -17,7 +17,6 @@ from tests.support.byte_tokenizer import byte_spec
 from worker.sampling.grammar import GrammarCompiler
 from worker.servicer.grammar_check import why_not
 
-FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 TEXTS = [
     "yes",
     'a "b"',
@@ -121,25 +120,3 @@ def test_nothing_is_refused_of_those_who_say_nothing() -> None:
     plain = chat()
     nothing = {"functions": [], "audio": None, "guided_json": None, "regex": "", "modalities": ["text"]}
     assert chat(**nothing, metadata={"a": 1}, function_call="none") == plain
-
-
-@pytest.mark.parametrize(
-    ("tool", "field"),
-    [
-        ({}, "function"),
-        ({"type": "function"}, "function"),
-        ({"type": "web_search"}, "type"),
-        ({"type": "function", "function": {}}, "function.name"),
-        ({"type": "function", "function": {"name": ""}}, "function.name"),
-        ({"type": "function", "function": {"name": 5}}, "function.name"),
-        ({"type": "function", "function": {"name": "f", "parameters": "x"}}, "function.parameters"),
-    ],
-)
-@pytest.mark.parametrize("choice", ["auto", "none"])
-def test_tools_are_functions_with_names(tool: dict[str, Any], field: str, choice: str) -> None:
-    assert refused(tools=[FUNCTION, tool], tool_choice=choice).field == f"tools[1].{field}"
-
-
-def test_tools_need_no_parameters() -> None:
-    tools = [FUNCTION, {"function": {"name": "g"}}, {"type": "function", "function": {"name": "h", "parameters": None}}]
-    assert json.loads(chat(tools=tools).prompt.chat.tools_json) == tools
