@@ -9,27 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
 from radixfleet import convert
 from radixfleet.clock import Clock
-from radixfleet.errors import InternalError, InvalidRequest, Unavailable
+from radixfleet.errors import InternalError, InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2
 from router.dialects.answer import Names
 from router.dialects.finish_reasons import finish_reason
-from router.dialects.http_events import ChoicePiece, Event, MessagePiece, ToolCallPiece, count_told, error_message
+from router.dialects.http_events import (
+    ChoicePiece,
+    Event,
+    MessagePiece,
+    ToolCallPiece,
+    count_told,
+    error_message,
+    error_status,
+)
 from router.dialects.speaker import Unreachable
 
 _ID_MARK = "token_id:"
+_RETRY_AFTER_S = 1.0
+_BY_THE_REQUEST = frozenset(
+    {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
+)
 
 
 @dataclass(slots=True)
 class _Call:
     """A call of a tool in the making."""
 
+    index: int | None
+    id: str | None
     name: str = ""
     arguments: str = ""
 
@@ -49,7 +64,7 @@ class _Choice:
 
     num_tokens: int = 0
     is_thinking: bool = False
-    calls: dict[int, _Call] = field(default_factory=dict)
+    calls: list[_Call] = field(default_factory=list)
     end: inference_pb2.Finished | None = None
 
 
@@ -108,10 +123,7 @@ class HttpAnswer:
     def take(self, event: Event) -> Iterator[inference_pb2.GenerateResponse]:
         """The messages that an event becomes. Raises RadixfleetError for an answer that the engine gave up."""
         if event.error is not None or event.object == "error":
-            detail = event.error if event.error is not None else event.message
-            raise Unavailable(
-                f"the engine gave the answer up: {error_message(msgspec.json.encode(detail), 'no reason')}"
-            )
+            raise _given_up(event)
         self._count(event)
         for piece in event.choices or ():
             if not 0 <= piece.index < len(self._choices):
@@ -167,10 +179,10 @@ class HttpAnswer:
         if message is None:
             return piece.text or ""
         text = _thought(choice, message, is_end=bool(piece.finish_reason)) + (message.content or "")
-        for number, call in enumerate(message.tool_calls or ()):
-            _add(choice.calls, call, number if piece.message is not None else call.index)
+        for call in message.tool_calls or ():
+            _add(choice.calls, call)
         if piece.finish_reason:
-            text += "".join(call.text() for _, call in sorted(choice.calls.items(), key=lambda item: item[0]))
+            text += "".join(call.text() for call in choice.calls)
         return text
 
     def _delta(
@@ -216,11 +228,35 @@ def _thought(choice: _Choice, message: MessagePiece, *, is_end: bool) -> str:
     return text
 
 
-def _add(calls: dict[int, _Call], piece: ToolCallPiece, number: int) -> None:
-    call = calls.setdefault(number, _Call())
+def _add(calls: list[_Call], piece: ToolCallPiece) -> None:
+    """Some engines give all calls one index, or none: then another id, or where there is none another name, is another
+    call.
+    """
+    name = (piece.function.name if piece.function is not None else None) or ""
+    call = next((call for call in reversed(calls) if call.index == piece.index), None)
+    if call is not None:
+        is_named_again = name and call.name and (piece.index is None or call.arguments)
+        is_other = piece.id != call.id if piece.id and call.id else is_named_again
+        call = None if is_other else call
+    if call is None:
+        call = _Call(piece.index, piece.id)
+        calls.append(call)
     if piece.function is not None:
-        call.name += piece.function.name or ""
+        call.name += name
         call.arguments += piece.function.arguments or ""
+
+
+def _given_up(event: Event) -> RadixfleetError:
+    """Whose fault it is by the status that an engine has put into its words, having said 200 before it looked."""
+    detail = event.error if event.error is not None else event.message
+    told = error_message(msgspec.json.encode(detail), "no reason")
+    where: Any = event.error if isinstance(event.error, dict) else {"code": event.code, "type": event.type}
+    status = error_status(where.get("code"), where.get("type"))
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return Overloaded(f"the engine is busy: {told}", retry_after_s=_RETRY_AFTER_S)
+    if status in _BY_THE_REQUEST:
+        return InvalidRequest(told)
+    return Unavailable(f"the engine gave the answer up: {told}")
 
 
 def _finished(piece: ChoicePiece) -> inference_pb2.Finished:

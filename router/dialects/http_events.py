@@ -12,6 +12,7 @@ from router.dialects.speaker import Unreachable
 _MAX_EVENT_BYTES = 8 * 1024**2
 _MAX_COUNT = 2**31 - 1
 _MAX_MESSAGE = 500
+_CLIENTS_FAULT = ("invalid_request_error", "BadRequestError")
 DONE = b"[DONE]"
 
 Number: TypeAlias = int | float | None
@@ -26,9 +27,11 @@ class FunctionPiece(msgspec.Struct):
 
 
 class ToolCallPiece(msgspec.Struct):
-    """Pieces with one index belong to one call."""
+    """Pieces with one index belong to one call, unless their ids say otherwise."""
 
-    index: int = 0
+    index: int | None = None
+    id: str | None = None
+    """Mostly in the first piece of a call alone."""
     function: FunctionPiece | None = None
 
 
@@ -89,7 +92,11 @@ class Event(msgspec.Struct):
     error: Any = None
     object: str | None = None
     message: Any = None
-    """Of an error, in the form of engines that write no `error` around it."""
+    """Of an error, in the form of engines that write no `error` around it,"""
+    code: Any = None
+    """as is its status."""
+    type: Any = None
+    """And its kind."""
 
 
 _DECODER = msgspec.json.Decoder(Event)
@@ -120,6 +127,15 @@ def error_message(body: bytes, otherwise: str) -> str:
     if isinstance(told, str):
         return told[:_MAX_MESSAGE] or otherwise
     return msgspec.json.encode(told).decode()[:_MAX_MESSAGE] if told else otherwise
+
+
+def error_status(code: Any, kind: Any) -> int | None:
+    """The HTTP status that an error within an answer stands for; None: it does not say."""
+    if isinstance(code, int):
+        return code
+    if isinstance(code, str) and code.isdecimal():
+        return int(code[:4])
+    return 400 if kind in _CLIENTS_FAULT else None
 
 
 async def server_sent_events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
