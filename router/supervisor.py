@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from radixfleet.address import local_address
+from radixfleet.os_errors import reason_of
 from radixfleet.telemetry import setup_logging
 from router.config import RouterSettings
 from router.own_folder import own_folder
@@ -96,12 +97,11 @@ class _Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
-        announcing = asyncio.create_task(self._announce())
-        keeping = [asyncio.create_task(self._keep(place)) for place in self._places]
-        ended, others = await asyncio.wait(keeping, return_when=asyncio.FIRST_EXCEPTION)
-        for task in (announcing, *others):
+        tasks = [asyncio.create_task(work) for work in (self._announce(), *map(self._keep, self._places))]
+        ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in others:
             task.cancel()
-        await asyncio.gather(announcing, *others, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         for task in ended:
             error = task.exception()
             if isinstance(error, _NeverServed):
@@ -117,13 +117,16 @@ class _Supervisor:
         try:
             while not self._stopping.is_set():
                 began_s = loop.time()
-                code = await self._life(place)
+                try:
+                    why = f"exit code {await self._life(place)}"
+                except OSError as error:  # no memory for a process, say
+                    if place.index not in self._served:
+                        raise
+                    why = reason_of(error)
                 if self._stopping.is_set():
                     return
-                if place.index not in self._served:
-                    raise _NeverServed(code)
                 pause_s = _FIRST_PAUSE_S if loop.time() - began_s >= _LASTING_S else min(2 * pause_s, _LONGEST_PAUSE_S)
-                _log.error("a router process ended, starting another", process=place.index, code=code, pause_s=pause_s)
+                _log.error("a router process ended, starting another", process=place.index, why=why, pause_s=pause_s)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._stopping.wait()
@@ -131,7 +134,7 @@ class _Supervisor:
             self._end(place)
 
     async def _life(self, place: Place) -> int:
-        """One process from its start to its end; its exit code."""
+        """One process from its start to its end; its exit code. Raises _NeverServed, and OSError where none starts."""
         settings = self._settings
         metrics_port = settings.metrics_port if place.index == 0 else 0
         own = settings.model_copy(update={"metrics_port": metrics_port, "address_file": None, "processes": 1})
@@ -151,11 +154,15 @@ class _Supervisor:
         code = await process.wait()
         self._served |= await asyncio.to_thread(self._serving)  # it may have been killed before `_announce` looked
         await asyncio.to_thread(place.withdraw)
+        if place.index not in self._served and not self._stopping.is_set():
+            raise _NeverServed(code)
         return code
 
     async def _announce(self) -> None:
-        """Once all have served, tell scripts and the log where."""
+        """Once all have served, tell scripts and the log where. Raises OSError."""
         while len(self._served) < len(self._places):
+            if self._stopping.is_set():
+                return
             self._served |= await asyncio.to_thread(self._serving)
             await asyncio.sleep(_POLL_S)  # other processes tell by files
         address = local_address(self._settings.host, self._settings.port)

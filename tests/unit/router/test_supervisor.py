@@ -57,3 +57,46 @@ async def test_a_process_that_served_is_replaced_though_it_was_killed_before_any
     assert not keeping.done()
     keeping.cancel()
     await asyncio.wait([keeping])
+
+
+async def test_a_process_that_cannot_be_started_again_is_tried_on_and_the_others_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path, 0)
+    started: list[Killed | None] = []
+
+    async def start(*_: Any, **__: Any) -> Killed:
+        started.append(None if len(started) == 1 else Killed(place))
+        if started[-1] is None:
+            raise OSError(11, "Resource temporarily unavailable")
+        return started[-1]
+
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    keeping = asyncio.create_task(supervisor._Supervisor(RouterSettings(processes=2), tmp_path)._keep(place))
+    await until(lambda: len(started) > 2 or keeping.done())
+    assert not keeping.done()
+    keeping.cancel()
+    await asyncio.wait([keeping])
+
+
+async def test_addresses_that_cannot_be_told_end_all_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script would wait for the file without end."""
+
+    places = [Place(tmp_path, index) for index in range(2)]
+
+    class Serving(Killed):
+        async def wait(self) -> int:
+            await super().wait()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def start(*_: Any, **__: Any) -> Serving:
+        return Serving(places.pop())
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    settings = RouterSettings(processes=2, address_file=tmp_path / "no-such-folder" / "address")
+    with pytest.raises(FileNotFoundError):
+        await supervisor._Supervisor(settings, tmp_path).run()
