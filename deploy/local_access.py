@@ -5,7 +5,6 @@ Children find the token in a file that only their user can read, and not on thei
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, Self
 
 from pydantic import SecretStr
 
+from deploy.processes import write_secret
 from radixfleet.access import Access
 from radixfleet.endpoint import Endpoint
 from radixfleet.keys import new_key
@@ -75,7 +75,5 @@ def _as_file(token: str, run_dir: Path) -> Path:
         return Path(token[1:])
     run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / TOKEN_FILE
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token + "\n")
+    write_secret(path, token + "\n")
     return path

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 PARENT_VARIABLE = "RADIXFLEET_PARENT_PID"
 """Set for children: `deploy.command_line.run` binds its life to that process."""
@@ -34,6 +37,8 @@ class ChildSpec:
     name: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
+    settings: Mapping[str, Any] | None = None
+    """For its `--config`: a file that only its user can read, since what is secret must not stand on a command line."""
 
 
 class Child:
@@ -49,15 +54,20 @@ class Child:
 
     @classmethod
     async def start(cls, spec: ChildSpec, run_dir: Path) -> Child:
-        """Start the process; `run_dir` (made if it is missing) holds its log and its address file. Raises OSError."""
+        """Start the process; `run_dir` (made if it is missing) holds its log, settings and address. Raises OSError."""
         await asyncio.to_thread(run_dir.mkdir, parents=True, exist_ok=True)
+        arguments = spec.arguments
+        if spec.settings is not None:
+            settings_path = run_dir / f"{file_stem(spec.name)}.yaml"
+            write_secret(settings_path, yaml.safe_dump(dict(spec.settings)))
+            arguments = (*arguments, "--config", str(settings_path))
         address_path = run_dir / f"{file_stem(spec.name)}.address"
         _http_path(address_path).unlink(missing_ok=True)
         address_path.unlink(missing_ok=True)
         log_path = run_dir / f"{file_stem(spec.name)}.log"
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "deploy.cli", *spec.arguments, "--address-file", str(address_path)),
+                *(sys.executable, "-m", "deploy.cli", *arguments, "--address-file", str(address_path)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -118,6 +128,13 @@ class Child:
 def file_stem(name: str) -> str:
     """What the files of a child are called: workers of a model have its slashes in their names, and never a plus."""
     return name.replace("/", "+")
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A new file, in the place of what was there, that only its user can read. Raises OSError."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
 
 
 def _tail(log_path: Path) -> list[str]:

@@ -22,7 +22,8 @@ from deploy.progress import Progress
 from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client
 from radixfleet.os_errors import why_not_bound
-from radixfleet.settings import click_options, load, shared_port
+from radixfleet.settings import check, click_options, is_port, load, shared_port
+from router.config import RouterSettings
 from router.own_folder import kept
 from router.policies import POLICY_NAMES
 from worker.config import WorkerSettings
@@ -136,10 +137,10 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
 
 
 def _taken_port(host: str, ports: Mapping[str, int]) -> str:
-    """Which of the router's ports (option: port) cannot be had, and what to do; empty: none. 0 and -1 are no ports."""
-    for option, port in ports.items():
+    """Which of the router's ports (name: port) cannot be had, and what to do; empty: none. 0 and -1 are no ports."""
+    for name, port in ports.items():
         if port > 0 and (reason := why_not_bound(host, port)):
-            return f"nobody can listen on {host}, {option} {port} ({reason}): choose another one, or 0 for any free one"
+            return f"nobody can listen on {host}, {name} {port} ({reason}): choose another one, or 0 for any free one"
     return ""
 
 
@@ -176,6 +177,10 @@ def _up_file(file: Path, run_dir: Path | None, console: Console) -> int:
     """Run the fleet of a file."""
     file_spec = read_spec(file)
     run_dir = _usable(run_dir)
+    router = check(RouterSettings, file_spec.router_settings(0), "routers")
+    ports = {f"routers.settings.{name}": getattr(router, name) for name in RouterSettings.model_fields if is_port(name)}
+    if fault := _taken_port(router.host, ports):
+        raise click.UsageError(fault)
     spec, access = on_one_machine(file_spec, run_dir)
     with Progress(console) as progress, kept(run_dir):
         for model in file_spec.models:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deploy.fleet.spec import FleetSpec
 from deploy.local_access import LocalAccess
 from deploy.local_fleet import LocalSpec
 from deploy.machine import worker_share
-from deploy.processes import ChildSpec, file_stem
+from deploy.processes import ChildSpec
 from radixfleet.settings import check
 from router.config import RouterSettings
 from worker.config import WorkerSettings
@@ -22,34 +19,25 @@ from worker.config import WorkerSettings
 
 @dataclass(frozen=True, slots=True)
 class MachineSpec(LocalSpec):
-    """Children find their settings in files of `run_dir`, since what is secret must not stand on a command line."""
+    """Children have files of settings, where tokens may stand."""
 
     workers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """(name, settings) of each."""
 
     def router(self) -> ChildSpec:
         """The router's process."""
-        return ChildSpec("router", ("router", "--config", self._file("router", self.router_options)), {})
+        return ChildSpec("router", ("router",), {}, self.router_options)
 
     def worker(self, index: int, router_address: str) -> ChildSpec:
         """The process of worker `index`, which registers at `router_address`."""
         name, settings = self.workers[index]
         share, environment = worker_share(index, self.num_workers, settings.get("device"))
         identity = {"worker_id": name, "routers": [router_address], "port": 0, "metrics_port": 0}
-        path = self._file(name, {**share, **identity, **settings})
-        return ChildSpec(name, ("worker", "--config", path), environment)
-
-    def _file(self, name: str, settings: Mapping[str, Any]) -> str:
-        path = self.run_dir / f"{file_stem(name)}.yaml"
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            yaml.safe_dump(dict(settings), file)
-        return str(path)
+        return ChildSpec(name, ("worker",), environment, {**share, **identity, **settings})
 
 
 def on_one_machine(spec: FleetSpec, run_dir: Path) -> tuple[MachineSpec, LocalAccess]:
     """The processes, and how they are reached. Raises SettingsError and UnusableFile."""
-    run_dir.mkdir(parents=True, exist_ok=True)
     workers = tuple(
         (f"{model}-{number}", spec.worker_settings(model))
         for model, parts in spec.models.items()

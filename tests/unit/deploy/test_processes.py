@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import stat
 from pathlib import Path
+
+import yaml
 
 from deploy.processes import Child, ChildSpec
 
@@ -18,3 +21,14 @@ async def test_a_child_whose_folder_was_deleted_can_be_started_and_its_end_told(
     assert "no-such-command" in told
     shutil.rmtree(folder)
     assert "(it printed nothing)" in str(await child.died())
+
+
+async def test_a_child_finds_its_settings_however_often_its_folder_is_deleted(tmp_path: Path) -> None:
+    folder, spec = tmp_path / "cleaned", ChildSpec("router", ("router",), {}, {"admin_token": "sesame", "typo": 1})
+    for _ in range(2):
+        told = str(await (await Child.start(spec, folder)).died())
+        assert "unknown setting typo in" in told
+        file = folder / "router.yaml"
+        assert yaml.safe_load(file.read_text()) == spec.settings
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        shutil.rmtree(folder)

@@ -15,6 +15,21 @@ from deploy.commands.up import up
 from deploy.local_fleet import LocalSpec
 
 EXAMPLE = Path("deploy/fleet/example.yaml").resolve()
+PORTS = ("--port", "--router-metrics-port", "--http-port")
+FREE = tuple(word for option in PORTS for word in (option, "0"))
+FLEETS = (("--fleet", "fleet.yaml"), ("--model", "demo", *FREE))
+"""A fleet either way, on free ports."""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_fleet_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_fleet("{port: 0, metrics_port: 0, http_port: 0}")
+
+
+def write_fleet(router_settings: str) -> None:
+    models = "{demo: {workers: 1, settings: {model: demo, device: cpu}}}"
+    Path("fleet.yaml").write_text(f"routers: {{settings: {router_settings}}}\nmodels: {models}\n")
 
 
 @pytest.mark.parametrize("option", [("--workers", "1"), ("--port", "7070"), ("--log-level", "debug")])
@@ -24,7 +39,7 @@ def test_a_fleet_file_leaves_no_option_to_the_command_line(option: tuple[str, st
     assert f"{option[0]} cannot be given with --fleet" in result.output
 
 
-@pytest.mark.parametrize("fleet", [("--fleet", str(EXAMPLE)), ("--model", "demo")])
+@pytest.mark.parametrize("fleet", FLEETS)
 def test_a_folder_that_cannot_be_made_is_one_clear_line(fleet: tuple[str, str]) -> None:
     result = CliRunner().invoke(up, [*fleet, "--run-dir", "/proc/x"])
     assert result.exit_code == 2
@@ -38,17 +53,26 @@ def test_one_port_given_twice_is_refused_by_the_names_of_its_own_options(option:
     assert f"--port and {option} are both 17297" in result.output
 
 
-@pytest.mark.parametrize("option", ["--port", "--router-metrics-port", "--http-port"])
+@pytest.mark.parametrize("name", ["port", "metrics_port", "http_port"])
+def test_a_port_of_a_fleet_file_that_others_have_is_named_before_anything_starts(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        write_fleet(str({"port": 0, "metrics_port": 0, "http_port": 0, name: port}))
+        result = CliRunner().invoke(up, ["--fleet", "fleet.yaml"])
+    assert result.exit_code == 2
+    assert f"routers.settings.{name} {port} (Address already in use)" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("option", PORTS)
 def test_a_port_that_others_have_is_named_by_its_own_option(option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        free = [word for name in ("--port", "--router-metrics-port", "--http-port") for word in (name, "0")]
-        result = CliRunner().invoke(up, ["--model", "demo", *free, option, port])
+        result = CliRunner().invoke(up, ["--model", "demo", *FREE, option, port])
     assert result.exit_code == 2
     assert f"{option} {port} (Address already in use): choose another one, or 0" in " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("fleet", [("--fleet", str(EXAMPLE)), ("--model", "demo")])
+@pytest.mark.parametrize("fleet", FLEETS)
 def test_its_folder_is_locked_against_those_who_tidy_up(
     fleet: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +115,7 @@ def test_what_a_settings_file_says_of_threads_and_memory_goes_before_a_workers_s
 ) -> None:
     file = tmp_path / "worker.yaml"
     file.write_text("model: demo\ndevice: cpu\nthreads: 3\ndevice_memory: 1GiB\n")
-    result = CliRunner().invoke(up, ["--config", str(file), "--workers", "2", "--run-dir", str(tmp_path)])
+    result = CliRunner().invoke(up, ["--config", str(file), "--workers", "2", "--run-dir", str(tmp_path), *FREE])
     assert result.exit_code == 0, result.output
     found = options_of(started[0].worker(1, "127.0.0.1:1").arguments, "--device", "--threads", "--device-memory")
     assert found == ["cpu", "3", str(1 << 30)]
@@ -102,6 +126,6 @@ def test_workers_on_the_cpu_need_no_gpu_each_wherever_that_was_said(
 ) -> None:
     monkeypatch.setenv("RADIXFLEET_WORKER_DEVICE", "cpu")
     monkeypatch.setattr("deploy.machine.gpu_names", lambda: ["0"])
-    result = CliRunner().invoke(up, ["--model", "demo", "--workers", "4", "--run-dir", str(tmp_path)])
+    result = CliRunner().invoke(up, ["--model", "demo", "--workers", "4", "--run-dir", str(tmp_path), *FREE])
     assert result.exit_code == 0, result.output
     assert started[0].worker(3, "127.0.0.1:1").environment == {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import stat
 from pathlib import Path
 
 import pytest
-import yaml
 
 from deploy.fleet.one_machine import on_one_machine
 from deploy.fleet.spec import parse_spec
@@ -26,18 +24,14 @@ def text(tmp_path: Path) -> str:
     return FILE.replace("KEYS", str(keys))
 
 
-def settings_of(arguments: tuple[str, ...]) -> dict[str, object]:
-    path = Path(arguments[arguments.index("--config") + 1])
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600, "keys may stand in it"
-    return dict(yaml.safe_load(path.read_text()))
-
-
 def test_the_least_number_of_workers_of_every_model_each_with_its_settings(text: str, tmp_path: Path) -> None:
     fleet, _ = on_one_machine(parse_spec(text), tmp_path / "run")
     assert fleet.num_workers == 3
     children = [fleet.worker(index, "127.0.0.1:7000") for index in range(3)]
     assert [child.name for child in children] == ["a-0", "a-1", "b/c-0"], "as the router calls them"
-    first, last = settings_of(tuple(children[0].arguments)), settings_of(tuple(children[2].arguments))
+    first, last = children[0].settings, children[2].settings
+    assert first is not None
+    assert last is not None
     assert (first["worker_id"], first["routers"], first["served_model_name"]) == ("a-0", ["127.0.0.1:7000"], "a")
     assert first["threads"] == 3, "what the file says goes before a share of the machine"
     assert (last["worker_id"], last["served_model_name"]) == ("b/c-0", "b/c")
@@ -46,7 +40,9 @@ def test_the_least_number_of_workers_of_every_model_each_with_its_settings(text:
 
 def test_the_router_has_the_files_settings(text: str, tmp_path: Path) -> None:
     fleet, _ = on_one_machine(parse_spec(text), tmp_path / "run")
-    assert settings_of(tuple(fleet.router().arguments))["policy"] == "sglang"
+    settings = fleet.router().settings
+    assert settings is not None
+    assert settings["policy"] == "sglang"
 
 
 def test_stopping_waits_for_the_longest_drain_of_the_file(text: str, tmp_path: Path) -> None:
