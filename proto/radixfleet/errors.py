@@ -18,7 +18,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+_NAME_CHARACTERS = 100
+"""Of a name that a client made up, and that an error repeats."""
 
 
 class RadixfleetError(Exception):
@@ -131,3 +135,9 @@ BY_REASON: dict[str, type[RadixfleetError]] = {
     )
 }
 """To turn a received ErrorInfo back into the error."""
+
+
+def unknown_model(name: str, served: Sequence[str]) -> UnknownModel:
+    """No model is called `name`; those in `served` are. A long name is cut, so that these are seen behind it."""
+    shown = name if len(name) <= _NAME_CHARACTERS else f"{name[:_NAME_CHARACTERS]}..."
+    return UnknownModel(f"no model is called {shown!r}; served are {', '.join(served)}")

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import NamedTuple, TypeVar
 
 from radixfleet import convert
-from radixfleet.errors import InvalidRequest, Unavailable, UnknownModel
+from radixfleet.errors import InvalidRequest, Unavailable, unknown_model
 from radixfleet.guard import client_salt
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
@@ -97,7 +97,7 @@ class Prompts:
             raise InvalidRequest(f"model must be one of {', '.join(models)}", field="model")
         name = name or models[0]
         if name not in models:
-            raise UnknownModel(f"no model is called {name!r}; served are {', '.join(models)}")
+            raise unknown_model(name, models)
         info = self._informed(name)
         served = self._served.get(name)
         if served is not None and served.info == info and served.tokenizer is self._tokenizer(name, info):

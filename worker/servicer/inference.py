@@ -11,7 +11,7 @@ import grpc.aio
 
 from radixfleet import convert
 from radixfleet.clock import Clock
-from radixfleet.errors import UnknownModel
+from radixfleet.errors import unknown_model
 from radixfleet.tracing import carried
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from worker.metrics import Outcome, WorkerMetrics
@@ -111,9 +111,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def _require_model(self, model: str) -> None:
         if model and model != self._description.model:
-            raise UnknownModel(
-                f"model {model!r} is not served here; this worker serves {self._description.model!r}", model=model
-            )
+            raise unknown_model(model, [self._description.model])
 
 
 def _why_gone(remaining_s: float | None) -> Outcome:

@@ -167,8 +167,14 @@ async def test_both_ways_of_preparing_ids_agree(threads: Threads) -> None:
 def test_the_only_model_needs_no_name(threads: Threads) -> None:
     prompts = Preparing(threads, "m", "m").prompts
     assert prompts.model("").info.model == prompts.model("m").info.model == "m"
-    with pytest.raises(UnknownModel, match="served are m"):
+    with pytest.raises(UnknownModel, match="no model is called 'n'; served are m"):
         prompts.model("n")
+
+
+def test_a_name_without_end_does_not_hide_the_models_that_are_served(threads: Threads) -> None:
+    prompts = Preparing(threads, "m", "m").prompts
+    with pytest.raises(UnknownModel, match=r"^no model is called 'x{100}\.\.\.'; served are m$"):
+        prompts.model("x" * 100_000)
 
 
 def test_one_of_several_models_must_be_named(threads: Threads) -> None:
