@@ -17,6 +17,7 @@ from radixfleet.access import Access
 from radixfleet.endpoint import Endpoint
 from radixfleet.keys import new_key
 from radixfleet.watched_file import UnusableFile
+from router.config import RouterSettings
 from worker.config import WorkerSettings
 
 TOKEN_FILE = "admin-token"  # noqa: S105  a name
@@ -54,7 +55,7 @@ class LocalAccess:
         return f"{flags} --api-key YOURS" if self.options["api_keys"] else flags
 
     @classmethod
-    def from_settings(cls, settings: WorkerSettings, run_dir: Path) -> Self:
+    def from_settings(cls, settings: RouterSettings | WorkerSettings, run_dir: Path) -> Self:
         """Writes the admin token into `run_dir` where it is needed and in no file yet. Raises UnusableFile."""
         if settings.tls_cert is not None and settings.tls_ca is None:
             raise UnusableFile("--tls-cert needs --tls-ca here, because the router and its workers dial each other")

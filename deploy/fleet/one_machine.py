@@ -43,8 +43,7 @@ def on_one_machine(spec: FleetSpec, run_dir: Path) -> tuple[MachineSpec, LocalAc
         for model, parts in spec.models.items()
         for number in range(parts.workers.min)
     )
-    first = next(iter(spec.models))
-    access = LocalAccess.from_settings(check(WorkerSettings, spec.worker_settings(first), first), run_dir)
+    access = LocalAccess.from_settings(check(RouterSettings, spec.router_settings(0), "routers"), run_dir)
     token = access.options["admin_token"]
     shared = {"admin_token": token} if token is not None else {}
     fleet = MachineSpec(

@@ -33,6 +33,8 @@ _PORT_STEP = 10
 _LAST_PORT = 65_535
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _FLEET_DECIDES = frozenset({"worker_id", "routers", "address_file", "advertise_address", "served_model_name"})
+_DOORS = {"admin_token": "admin_token", "tls_cert": "tls_ca", "tls_client_ca": "tls_cert"}
+"""What one has who is dialled, and what the other needs who dials it: routers and workers dial each other."""
 MAX_WORKERS = 10_000
 
 
@@ -228,7 +230,18 @@ def _settings_faults(spec: FleetSpec, origin: str) -> list[str]:
                 f"models.{name} in {origin}: name a model by letters, digits and ._/-, and not {ROUTER_GROUP!r}"
             )
         faults += _group_faults(WorkerSettings, model.settings, {"served_model_name": name}, where)
+        faults += _closed_doors(spec.routers.settings, model.settings, f"routers.settings of {origin}", where)
+        faults += _closed_doors(model.settings, spec.routers.settings, where, f"routers.settings of {origin}")
     return faults
+
+
+def _closed_doors(dialled: Mapping[str, Any], dials: Mapping[str, Any], here: str, there: str) -> list[str]:
+    """Left alone, both would serve, know nothing of each other, and say so in their logs alone."""
+    return [
+        f"{needed} is missing in {there}: {here} has {door}, and routers and workers dial each other"
+        for door, needed in _DOORS.items()
+        if dialled.get(door) and not dials.get(needed)
+    ]
 
 
 def _ports(settings: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -48,3 +48,12 @@ def test_the_router_has_the_files_settings(text: str, tmp_path: Path) -> None:
 def test_stopping_waits_for_the_longest_drain_of_the_file(text: str, tmp_path: Path) -> None:
     longer = text.replace("threads: 3", "threads: 3, drain_grace_s: 90")
     assert on_one_machine(parse_spec(longer), tmp_path / "run")[0].drain_grace_s == 90
+
+
+def test_who_asks_the_router_shows_the_routers_token(tmp_path: Path) -> None:
+    """With that of a model's workers, `up` was refused, and said nothing while it asked on."""
+    routers = "{settings: {api_keys: [KEYS], admin_token: of-the-routers-0123}}".replace("KEYS", "me:" + "0" * 64)
+    models = "{m: {workers: 1, settings: {model: demo, device: cpu, admin_token: of-the-worker-0123}}}"
+    fleet, access = on_one_machine(parse_spec(f"routers: {routers}\nmodels: {models}"), tmp_path)
+    assert access.endpoint("h:1").shown_key() == "of-the-routers-0123"
+    assert fleet.endpoint("h:1").shown_key() == "of-the-routers-0123"

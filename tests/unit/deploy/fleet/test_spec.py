@@ -62,6 +62,36 @@ def test_a_fault_is_named_with_its_place_and_what_to_do(text, said):
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("routers", "model", "missing"),
+    [
+        ("admin_token: '@/token'", "", "admin_token is missing in models.m.settings of fleet.yaml: routers.settings"),
+        ("", "admin_token: '@/token'", "admin_token is missing in routers.settings of fleet.yaml: models.m.settings"),
+        ("tls_cert: /a, tls_key: /a", "", "tls_ca is missing in models.m.settings"),
+        ("", "tls_cert: /a, tls_key: /a", "tls_ca is missing in routers.settings"),
+        ("tls_cert: /a, tls_key: /a, tls_client_ca: /c", "tls_ca: /c", "tls_cert is missing in models.m.settings"),
+        ("tls_ca: /c", "tls_cert: /a, tls_key: /a, tls_client_ca: /c", "tls_cert is missing in routers.settings"),
+    ],
+)
+def test_routers_and_workers_that_could_not_reach_each_other_are_refused(routers, model, missing):
+    """They would wait for each other without end, and every one of them would be well."""
+    with pytest.raises(SettingsError) as refused:
+        parse_spec(f"routers: {{settings: {{{routers}}}}}\n" + one_model(f"{{model: demo, {model}}}"))
+    assert missing in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("routers", "model"),
+    [
+        ("admin_token: '@/token', api_keys: [/keys]", "admin_token: '@/token'"),
+        ("tls_cert: /a, tls_key: /a", "tls_ca: /c"),
+        ("tls_ca: system", "tls_cert: /a, tls_key: /a"),
+    ],
+)
+def test_a_side_needs_no_more_than_the_other_asks_for(routers, model):
+    parse_spec(f"routers: {{settings: {{{routers}}}}}\n" + one_model(f"{{model: demo, {model}}}"))
+
+
 def test_every_fault_is_told_at_once():
     with pytest.raises(SettingsError) as refused:
         parse_spec(one_model("{model: demo, page_size: 3, port: 99999}"))
