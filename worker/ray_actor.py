@@ -74,7 +74,7 @@ class WorkerActor:
         ready = worker.engine.last_ready
         return MemberReport(
             self._phase(),
-            self._failure or worker.feed.trouble or "; ".join(worker.feed.advice),
+            self._failure or worker.feed.trouble or worker.registration.trouble or "; ".join(worker.feed.advice),
             f"{self._host}:{worker.address.rpartition(':')[2]}",
             f"{self._host}:{worker.metrics_port}",
             self._node_id,

@@ -47,6 +47,13 @@ class Registration:
         self._address = address
         self._endpoint = endpoint
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, str] = {}
+        """By router: why it is not registered there now."""
+
+    @property
+    def trouble(self) -> str:
+        """Where it is not registered now, and why; empty: nowhere."""
+        return "; ".join(f"not registered at {router}: {why}" for router, why in sorted(self._failures.items()))
 
     async def __aenter__(self) -> Self:
         await self.follow(self._routers)
@@ -66,6 +73,8 @@ class Registration:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for router in dropped:
+            self._failures.pop(router, None)
         await asyncio.gather(*(self._leave(router) for router in dropped))
 
     async def _keep_registered(self, router: str) -> None:
@@ -74,14 +83,13 @@ class Registration:
         Most often that shows at once, as the end of the connection: then a call waits for who listens there next.
         Certificates that cannot be read now may be later.
         """
-        told = ""
         while True:
             try:
                 await self._register_by_channel(router)
             except UnusableFile as error:
-                if str(error) != told:
-                    told = str(error)
-                    _log.error("cannot register; trying on", router=router, error=told)
+                if self._failures.get(router) != str(error):
+                    _log.error("cannot register; trying on", router=router, error=str(error))
+                self._failures[router] = str(error)
                 await asyncio.sleep(_spread(REGISTER_EVERY_S))
 
     async def _register_by_channel(self, router: str) -> None:
@@ -105,11 +113,13 @@ class Registration:
                 request = fleet_pb2.RegisterRequest(address=await self._address_for(router))
                 response = await stub.Register(request, timeout=_CALL_S, wait_for_ready=not known)
             except (grpc.aio.AioRpcError, OSError) as error:
+                self._failures[router] = _words(error)
                 if known:
                     _log.warning("a router cannot be reached; trying on", router=router, error=_words(error))
                 pause_s = _RETRY_FIRST_S if known or _is_away(error) else min(2 * pause_s, REGISTER_EVERY_S)
                 known = False
             else:
+                self._failures.pop(router, None)
                 if response.added or not known:
                     _log.info("registered", router=router, address=request.address)
                 known = True

@@ -87,6 +87,11 @@ async def test_a_worker_that_is_ending_still_reports_and_registers_with_no_route
     try:
         await until(lambda: bool(running))
         engine.become_ready()
+        await actor.report(["127.0.0.1:2"])
+        await until(lambda: bool(running[0].registration.trouble))
+        report = await actor.report([])
+        assert report.message.startswith("not registered at 127.0.0.1:2: "), "it serves, and nobody can know"
+        await until(lambda: not running[0].registration._tasks)
         ending = asyncio.create_task(actor.end())
         await is_leaving.wait()
         report = await actor.report(["127.0.0.1:1"])

@@ -88,8 +88,25 @@ async def test_a_router_that_is_never_up_disturbs_nobody() -> None:
     async with sim_worker(engine=FakeEngine(), serving=False, routers=routers) as worker:
         await until(lambda: bool(router.registered))
         assert router.registered[0] == worker.address
+        await until(lambda: worker.registration.trouble.startswith("not registered at 127.0.0.1:1: "))
+        assert str(router.port) not in worker.registration.trouble
     assert router.removed == ["worker-0"], "it leaves in order"
     await router.stop()
+
+
+async def test_where_it_is_not_registered_is_told_until_it_is() -> None:
+    router = await RegisteringRouter().start()
+    address = f"127.0.0.1:{router.port}"
+    async with Registration([address], WorkerId("w"), 5, "10.0.0.9:5") as registration:
+        await until(lambda: bool(router.registered))
+        await router.stop()
+        await until(lambda: registration.trouble.startswith(f"not registered at {address}: "))
+        await router.start(router.port)
+        await until(lambda: registration.trouble == "")
+        await router.stop()
+        await until(lambda: bool(registration.trouble))
+        await registration.follow([])
+        assert registration.trouble == "", "it shall not be"
 
 
 async def test_the_address_is_the_one_that_the_router_can_reach() -> None:
@@ -132,9 +149,10 @@ async def test_a_certificate_that_cannot_be_read_now_may_be_read_later() -> None
         return Endpoint(address)
 
     with capture_logs() as lines:
-        async with Registration([f"127.0.0.1:{router.port}"], WorkerId("w"), 5, "10.0.0.9:5", endpoint):
+        async with Registration([f"127.0.0.1:{router.port}"], WorkerId("w"), 5, "10.0.0.9:5", endpoint) as registration:
             await until(lambda: asked >= 3)
             assert [line["log_level"] for line in lines] == ["error"], "told once"
+            assert "cannot read ca.pem" in registration.trouble
             readable = True
             await until(lambda: bool(router.registered))
             readable = False
