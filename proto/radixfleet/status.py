@@ -7,7 +7,9 @@ side, so a router passes a worker's error on unchanged.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -55,6 +57,7 @@ _BROKEN = frozenset(
 """What gRPC makes of connections that are refused, break, or are reset, and of servers that stop."""
 _LATE = f"Stream removed ({DEADLINE_PASSED})"
 """What gRPC makes of a deadline that passes before the stream has begun, or as the connection ends."""
+_STATUS_S = 1.0
 _RETRY_AFTER_S = 1.0
 _LONGEST_RETRY_S = 86400.0
 """A Duration has an end, and what one worker asks for is passed on to others."""
@@ -154,6 +157,16 @@ def error_from_status(status: status_pb2.Status) -> RadixfleetError:
 def broke(call_error: grpc.aio.AioRpcError) -> bool:
     """The connection broke, or there was none, rather than that the other side or the deadline ended the call."""
     return call_error.code() in _BROKEN and call_error.details() != _LATE and not was_told(call_error)
+
+
+async def until_status(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
+    """Wait a moment for the status after a call's last message: a cancel before it is there would say that we left.
+
+    Cancel the call afterwards: gRPC leaves one that nobody ends open for as long as its server does.
+    """
+    with suppress(TimeoutError, grpc.aio.AioRpcError):
+        async with asyncio.timeout(_STATUS_S):
+            await call.read()
 
 
 def was_told(call_error: grpc.aio.AioRpcError) -> bool:

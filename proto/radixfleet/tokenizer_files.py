@@ -11,7 +11,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -53,8 +53,26 @@ def spec_from_files(
     )
 
 
-def spec_from_archive(data: bytes, *, eos_token_ids: Sequence[int], vocab_size: int) -> TokenizerSpec:
-    """From a zip of the files, as engines send it. Raises ValueError for anything else."""
+class ArchivedFiles(NamedTuple):
+    """What engines send of their tokenizers, in a zip whose bytes also say when it was made."""
+
+    tokenizer_json: str
+    config: str
+    chat_template: str | None
+
+    def spec(self, *, eos_token_ids: Sequence[int], vocab_size: int) -> TokenizerSpec:
+        """Takes seconds for a large one. Raises ValueError for what is no tokenizer."""
+        return spec_from_files(
+            self.tokenizer_json,
+            _json_object("tokenizer_config.json", self.config),
+            chat_template=self.chat_template,
+            eos_token_ids=eos_token_ids,
+            vocab_size=vocab_size,
+        )
+
+
+def archived_files(data: bytes) -> ArchivedFiles:
+    """The files of a zip. Raises ValueError for anything else."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             tokenizer_json = _read(archive, "tokenizer.json")
@@ -64,13 +82,7 @@ def spec_from_archive(data: bytes, *, eos_token_ids: Sequence[int], vocab_size: 
         raise ValueError(f"the engine's tokenizer files are no zip that can be read: {error}") from error
     if tokenizer_json is None:
         raise ValueError("the engine's tokenizer files hold no tokenizer.json")
-    return spec_from_files(
-        tokenizer_json,
-        _json_object("tokenizer_config.json", config),
-        chat_template=chat_template,
-        eos_token_ids=eos_token_ids,
-        vocab_size=vocab_size,
-    )
+    return ArchivedFiles(tokenizer_json, config, chat_template)
 
 
 def spec_from_directory(directory: Path) -> TokenizerSpec:

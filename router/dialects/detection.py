@@ -9,19 +9,19 @@ import grpc.aio
 from radixfleet.clock import Clock
 from radixfleet.v1 import worker_pb2
 from router.dialects.native import NativeSpeaker
-from router.dialects.speaker import Speaker
+from router.dialects.speaker import Archives, Speaker
 
 _UNKNOWN = "what listens there speaks neither radixfleet.v1 nor an engine's gRPC dialect"
 
 
 async def recognise(
-    channel: grpc.aio.Channel, address: str, clock: Clock, *, timeout_s: float
+    channel: grpc.aio.Channel, address: str, clock: Clock, archives: Archives, *, timeout_s: float
 ) -> tuple[Speaker, worker_pb2.WorkerInfo]:
     """The speaker for the worker at `address`, and what it said of itself.
 
-    Raises AioRpcError when it cannot be asked, ValueError when it speaks nothing that we know.
+    Raises AioRpcError or TimeoutError when it cannot be asked, ValueError when it speaks nothing that we know.
     """
-    native = NativeSpeaker(channel, chunk_timeout_s=timeout_s)
+    native = NativeSpeaker(channel, timeout_s=timeout_s)
     try:
         return native, await native.info()
     except grpc.aio.AioRpcError as error:
@@ -40,6 +40,6 @@ async def recognise(
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
         else:
-            engine = EngineSpeaker(each, channel, address, clock, timeout_s=timeout_s)
+            engine = EngineSpeaker(each, channel, address, clock, archives, timeout_s=timeout_s)
             return engine, await engine.info()
     raise ValueError(_UNKNOWN)

@@ -24,19 +24,18 @@ from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, Unavailable
 from radixfleet.sampling import sampling_params
+from radixfleet.status import until_status
 from radixfleet.text import Tokenizer
-from radixfleet.tokenizer_files import spec_from_archive
 from radixfleet.v1 import inference_pb2, worker_pb2
 from router.dialects.answer import Answer, Names
 from router.dialects.continued import rest_of
 from router.dialects.kv_events import KvEvents
-from router.dialects.speaker import State, Unreachable
+from router.dialects.speaker import Archives, State, Unreachable
 from router.dialects.words import Words, index_of
 
 POLL_S = 1.0
 _COALESCE_S = 0.05
 _ABORT_S = 5.0
-_STATUS_S = 1.0
 _SAME_START_S = 1.0
 """What is reckoned of one and the same start from different answers lies this far apart at most."""
 _DEFAULT_MAX_NEW_TOKENS = 256
@@ -49,21 +48,30 @@ class EngineSpeaker:
     """One engine at one address."""
 
     def __init__(
-        self, words: Words, channel: grpc.aio.Channel, address: str, clock: Clock, *, timeout_s: float
+        self,
+        words: Words,
+        channel: grpc.aio.Channel,
+        address: str,
+        clock: Clock,
+        archives: Archives,
+        *,
+        timeout_s: float,
     ) -> None:
-        """`timeout_s`: of a question about itself."""
+        """`timeout_s`: of a question about itself, and of each piece of the tokenizer's files."""
         self._words = words
         self._stub = words.stub(channel)
         self._address = address
         self._clock = clock
+        self._archives = archives
         self._timeout_s = timeout_s
         self._started_s: tuple[float, float] | None = None
         """Between these times of our clock the engine started."""
         self._was_lost = False
         """Since it was last asked what it is."""
         self._incarnation = 0
-        self._spec_json = b""
         self._tokenizer: Tokenizer | None = None
+        self._fingerprint = 0
+        """Its."""
         self._model = inference_pb2.ModelInfo()
         self._capacity = worker_pb2.Capacity()
         self._has_loads = True
@@ -83,26 +91,24 @@ class EngineSpeaker:
         """Asked anew when the engine may be another one."""
         pb = self._words.pb
         asked_s = self._clock.now()
-        told, server = await asyncio.gather(
-            self._stub.GetModelInfo(pb.GetModelInfoRequest()), self._stub.GetServerInfo(pb.GetServerInfoRequest())
-        )
+        async with asyncio.timeout(self._timeout_s):
+            told, server = await asyncio.gather(
+                self._stub.GetModelInfo(pb.GetModelInfoRequest()), self._stub.GetServerInfo(pb.GetServerInfoRequest())
+            )
         self._take_start(server, asked_s)
         loads = await self._loads()
         self._capacity = worker_pb2.Capacity(
             kv_tokens=max(getattr(server, "max_total_num_tokens", 0), loads.max_total_num_tokens),
             max_running_requests=max(getattr(server, "max_num_seqs", 0), loads.max_running_requests),
         )
-        if not self._spec_json:
-            await self._fetch_tokenizer(told)
-        tokenizer = self._tokenizer
-        assert tokenizer is not None, "it was fetched"
+        tokenizer = self._tokenizer or await self._fetched_tokenizer(told)
         self._model = inference_pb2.ModelInfo(
             model=told.served_model_name or told.model_path,
             max_context_tokens=told.max_context_length,
             vocab_size=tokenizer.vocab_size,
             eos_token_ids=tokenizer.eos_token_ids,
             has_chat_template=tokenizer.spec.chat_template is not None,
-            tokenizer_fingerprint=tokenizer.spec.fingerprint(),
+            tokenizer_fingerprint=self._fingerprint,
             dtype=getattr(server, "model_dtype", "").removeprefix("torch."),
         )
         healthy = await self._is_healthy()
@@ -119,7 +125,8 @@ class EngineSpeaker:
 
     async def tokenizer(self) -> bytes:
         """Fetched by `info`."""
-        return self._spec_json
+        assert self._tokenizer is not None, "it was asked before"
+        return self._tokenizer.spec.to_json()
 
     async def drain(self, grace_s: float | None) -> None:
         """Engines know no such word."""
@@ -185,14 +192,12 @@ class EngineSpeaker:
                 part = self._words.part(response, answer.emitted(index_of(response)))
                 for one in answer.take(part):
                     yield one
-            if answer.ended_by_engine:
-                with suppress(TimeoutError, grpc.aio.AioRpcError):
-                    async with asyncio.timeout(_STATUS_S):
-                        await call.read()
         finally:
-            if not answer.ended_by_engine:
-                call.cancel()
+            if answer.ended_by_engine:
+                await until_status(call)
+            else:
                 self._in_background(self._abort(execution_id))
+            call.cancel()
 
     async def close(self) -> None:
         """Let the aborts under way go."""
@@ -240,21 +245,25 @@ class EngineSpeaker:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _fetch_tokenizer(self, told: Any) -> None:
+    async def _fetched_tokenizer(self, told: Any) -> Tokenizer:
         data = bytearray()
         stream = self._stub.GetTokenizer(common_pb2.GetTokenizerRequest())
         try:
-            while isinstance(chunk := await stream.read(), common_pb2.GetTokenizerChunk):
+            while True:
+                async with asyncio.timeout(self._timeout_s):
+                    chunk = await stream.read()
+                if not isinstance(chunk, common_pb2.GetTokenizerChunk):
+                    break
                 data += chunk.data
                 if len(data) > _MAX_TOKENIZER_BYTES:
                     raise ValueError(f"the engine's tokenizer is larger than {_MAX_TOKENIZER_BYTES} bytes")
         finally:
             stream.cancel()
-        spec = await asyncio.to_thread(
-            spec_from_archive, bytes(data), eos_token_ids=told.eos_token_ids, vocab_size=told.vocab_size
+        tokenizer, self._fingerprint = await self._archives.tokenizer_of(
+            bytes(data), eos_token_ids=told.eos_token_ids, vocab_size=told.vocab_size
         )
-        self._tokenizer = await asyncio.to_thread(Tokenizer, spec, cache_bytes=0)
-        self._spec_json = spec.to_json()
+        self._tokenizer = tokenizer
+        return tokenizer
 
     def _take_start(self, server: Any, asked_s: float) -> None:
         """Engines have no incarnations: another start is another one."""
@@ -264,7 +273,7 @@ class EngineSpeaker:
             return
         self._started_s = self._reckoned(server, asked_s)
         self._incarnation = secrets.randbits(63) + 1
-        self._spec_json, self._tokenizer = b"", None
+        self._tokenizer = None
 
     def _is_same_start(self, server: Any, asked_s: float) -> bool:
         """An answer that was long on its way says little of when it was given, but never that of another start."""

@@ -19,14 +19,15 @@ class NativeSpeaker:
     dialect = "native"
     lacks: frozenset[str] = frozenset()
 
-    def __init__(self, channel: grpc.aio.Channel, *, chunk_timeout_s: float) -> None:
-        """`chunk_timeout_s`: how long a piece of the tokenizer may take."""
+    def __init__(self, channel: grpc.aio.Channel, *, timeout_s: float) -> None:
+        """`timeout_s`: of a question about itself, and of each piece of the tokenizer."""
         self._stub = worker_pb2_grpc.WorkerStub(channel)
-        self._chunk_timeout_s = chunk_timeout_s
+        self._timeout_s = timeout_s
 
     async def info(self) -> worker_pb2.WorkerInfo:
         """See `Speaker`, here and below."""
-        return await self._stub.GetInfo(worker_pb2.GetInfoRequest())
+        async with asyncio.timeout(self._timeout_s):
+            return await self._stub.GetInfo(worker_pb2.GetInfoRequest())
 
     async def tokenizer(self) -> bytes:
         """In chunks."""
@@ -35,7 +36,7 @@ class NativeSpeaker:
         stream = self._stub.GetTokenizer(worker_pb2.GetTokenizerRequest())
         try:
             while True:
-                async with asyncio.timeout(self._chunk_timeout_s):
+                async with asyncio.timeout(self._timeout_s):
                     chunk = await stream.read()
                 if not isinstance(chunk, worker_pb2.TokenizerChunk):
                     return b"".join(pieces)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2, worker_pb2
 
 
@@ -38,7 +39,7 @@ class Speaker(Protocol):
         ...
 
     async def info(self) -> worker_pb2.WorkerInfo:
-        """What the worker is."""
+        """What the worker is. Raises TimeoutError, too: each question has its time, what is made of the answer none."""
         ...
 
     async def tokenizer(self) -> bytes:
@@ -55,6 +56,16 @@ class Speaker(Protocol):
 
     async def resume(self) -> None:
         """Tell it to take requests again after a drain."""
+        ...
+
+
+class Archives(Protocol):
+    """Where tokenizers are made of the files that engines send."""
+
+    async def tokenizer_of(
+        self, archive: bytes, *, eos_token_ids: Sequence[int], vocab_size: int
+    ) -> tuple[Tokenizer, int]:
+        """The tokenizer and its fingerprint. Raises ValueError for what is no archive of one."""
         ...
 
 

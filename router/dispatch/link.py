@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import grpc.aio
 
 from radixfleet.cancellation import is_cancelled
 from radixfleet.errors import DeadlineExceeded, RadixfleetError, Unavailable
-from radixfleet.status import broke, error_from_rpc
+from radixfleet.status import broke, error_from_rpc, until_status
 from radixfleet.tracing import headers
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.dispatch.request import PreparedRequest
@@ -32,7 +31,6 @@ answer     the worker said no in its own words
 _Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]"
 
 _RETRY_AFTER_S = 1.0
-_STATUS_S = 1.0
 
 
 @dataclass(slots=True)  # not frozen: there is one a token, and making a frozen one takes a microsecond more
@@ -102,7 +100,7 @@ class CallLink:
                 reply = reply_of(message)
                 yield reply
                 if reply.kind == "end":
-                    await _end_of(call)
+                    await until_status(call)
                     return
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, self._worker) from error
@@ -113,13 +111,6 @@ class CallLink:
         finally:
             self._calls.discard(call)
             call.cancel()
-
-
-async def _end_of(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
-    """Wait for the status after the last message: cancelling before it is there would tell the worker that we left."""
-    with suppress(TimeoutError, grpc.aio.AioRpcError):
-        async with asyncio.timeout(_STATUS_S):
-            await call.read()
 
 
 def failure_of(error: grpc.aio.AioRpcError, worker: str) -> LinkFailure:

@@ -99,7 +99,7 @@ class WorkerConnection:
     @property
     def _any_speaker(self) -> Speaker:
         """For orders before the worker has answered, which then fail as they should."""
-        return self._speaker or NativeSpeaker(self._dialled, chunk_timeout_s=self._settings.connect_timeout_s)
+        return self._speaker or NativeSpeaker(self._dialled, timeout_s=self._settings.connect_timeout_s)
 
     @property
     def _dialled(self) -> grpc.aio.Channel:
@@ -165,16 +165,20 @@ class WorkerConnection:
 
     async def _informed(self) -> tuple[Speaker, worker_pb2.WorkerInfo]:
         """What the worker says of itself, and what it speaks; another one may listen there when nobody understands."""
-        timeout_s = self._settings.connect_timeout_s
-        async with asyncio.timeout(timeout_s):
-            if self._speaker is not None:
-                try:
-                    return self._speaker, await self._speaker.info()
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                        self._speaker = None
-                    raise
-            speaker, info = await recognise(self._dialled, self.state.address, self._clock, timeout_s=timeout_s)
+        if self._speaker is not None:
+            try:
+                return self._speaker, await self._speaker.info()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    self._speaker = None
+                raise
+        speaker, info = await recognise(
+            self._dialled,
+            self.state.address,
+            self._clock,
+            self._tokenizers,
+            timeout_s=self._settings.connect_timeout_s,
+        )
         self._speaker = speaker
         if speaker.dialect != "native":
             _log.info("the worker is another engine", address=self.state.address, dialect=speaker.dialect)

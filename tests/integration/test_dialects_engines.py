@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -16,6 +17,7 @@ from radixfleet.convert import pack_tokens
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
+from router.workers import tokenizers
 from tests.support.engine_fleet import behind_router
 from tests.support.foreign_engine import Dialect, ForeignEngine, alphabet
 from tests.support.leaping_clock import LeapingClock
@@ -23,6 +25,7 @@ from tests.support.look_aside import asking_by, both_forms
 from tests.support.router_fixture import fake_worker
 from tests.support.waiting import until
 
+CONNECT_TIMEOUT_S = 0.5
 PROMPT = [(5 * position) % 251 for position in range(200)]
 
 
@@ -84,6 +87,41 @@ async def test_an_answer_that_a_stop_string_ended_is_aborted_at_the_engine(make:
         done = await fleet.client.complete([1, 2], max_new_tokens=9, stop=["de"])
         assert done.text == "c"
         await until(lambda: engine.aborts == [engine.calls[0].request.request_id])
+
+
+async def test_a_call_that_the_engine_leaves_open_is_ended(make: Callable[..., ForeignEngine]) -> None:
+    """gRPC ends no call that is dropped, so each answer left one open for as long as the channel was."""
+    engine = make(lingers=True)
+    async with behind_router(engine) as fleet:
+        assert (await fleet.client.complete("hello", max_new_tokens=2)).text == text(5, 2)
+        await until(lambda: engine.calls[0].state == "cancelled")
+        assert engine.aborts == []
+
+
+async def test_a_tokenizer_is_read_once_for_all_engines_and_takes_its_time(
+    make: Callable[..., ForeignEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading a large one stops the event loop for seconds: at each engine, and again whenever one restarted.
+
+    Where it took longer than a question may, the engine was never known.
+    """
+    reads = 0
+
+    def slowly(*given: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        time.sleep(3 * CONNECT_TIMEOUT_S)
+        return read(*given)
+
+    read = tokenizers._read
+    monkeypatch.setattr(tokenizers, "_read", slowly)
+    first, second = make(), make()
+    async with behind_router(first, second, connect_timeout_s=CONNECT_TIMEOUT_S) as fleet:
+        was = fleet.state(first).incarnation
+        await first.restart()
+        await until(lambda: fleet.state(first).incarnation != was and not fleet.state(first).ineligible_reason)
+        assert (await fleet.client.complete("hello", max_new_tokens=2)).text == text(5, 2)
+    assert reads == 1
 
 
 async def test_a_client_that_leaves_ends_the_request_at_the_engine(make: Callable[..., ForeignEngine]) -> None:

@@ -82,6 +82,8 @@ class ForeignEngine:
     """Requests wait here before anything is said."""
     gate: asyncio.Event | None = None
     """Answers wait here before their last token."""
+    lingers: bool = False
+    """Calls stay open after their last message."""
     now: Callable[[], float] = time.time
     uptime_gate: asyncio.Event | None = None
     """Answers on its uptime wait here before they are sent."""
@@ -333,6 +335,8 @@ class _Servicer(ABC):
                     told += tokens
                     for message in self.messages(call, index, told, tokens, reason):
                         yield message
+            if engine.lingers:
+                await asyncio.Event().wait()
             call.state = "aborted" if call.aborted.is_set() else "finished"
         except (asyncio.CancelledError, GeneratorExit):
             call.state = "cancelled"

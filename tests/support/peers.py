@@ -24,6 +24,7 @@ from router.dispatch.link import CallLink, WorkerLink
 from router.dispatch.link_stream import StreamLink
 from router.dispatch.link_translated import TranslatedLink
 from router.worker_address import engine_address
+from router.workers.tokenizers import TokenizerStore
 from tests.support.fake_worker import Call, FakeWorker, Script
 from tests.support.foreign_engine import ForeignEngine
 from tests.support.openai_engine import OpenAiEngine
@@ -182,7 +183,8 @@ class GrpcEnginePeer(_Played):
     @asynccontextmanager
     async def link(self, address: str = "") -> AsyncIterator[WorkerLink]:
         async with open_channel(address or self.address) as channel:
-            speaker = EngineSpeaker(self.words, channel, self.address, MonotonicClock(), timeout_s=_TIMEOUT_S)
+            archives = TokenizerStore(executor=None)
+            speaker = EngineSpeaker(self.words, channel, self.address, MonotonicClock(), archives, timeout_s=_TIMEOUT_S)
             await speaker.info()
             yield TranslatedLink(speaker, "peer")
             await speaker.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from radixfleet.tokenizer_files import spec_from_archive, spec_from_directory
+from radixfleet.tokenizer_files import archived_files, spec_from_directory
 from tests.support.tiny_model import EOS_TOKEN_ID, tiny_model
 from worker.dialects.tokenizer_archive import tokenizer_archive
 from worker.model.tokenizer_files import load_tokenizer_spec
@@ -34,23 +34,22 @@ def test_an_engine_that_sends_a_directorys_files_has_the_tokenizer_of_a_worker_t
         for path in directory.iterdir():
             if path.suffix == ".json":
                 archive.write(path, path.name)
-    sent = spec_from_archive(buffer.getvalue(), eos_token_ids=[EOS_TOKEN_ID], vocab_size=512)
+    sent = archived_files(buffer.getvalue()).spec(eos_token_ids=[EOS_TOKEN_ID], vocab_size=512)
     assert sent.fingerprint() == read.fingerprint()
 
 
 def test_what_our_worker_sends_other_gateways_makes_its_own_tokenizer_again() -> None:
     spec = load_tokenizer_spec(tiny_model())
     data = tokenizer_archive(spec, max_context_tokens=4096)
-    again = spec_from_archive(data, eos_token_ids=spec.eos_token_ids, vocab_size=spec.vocab_size)
+    again = archived_files(data).spec(eos_token_ids=spec.eos_token_ids, vocab_size=spec.vocab_size)
     assert again == spec
 
 
 def test_settings_are_read_as_hugging_face_reads_them() -> None:
     tokenizer = (tiny_model() / "tokenizer.json").read_text()
     odd = r'{"bos_token": "a", "longest": Infinity, "least": NaN, "most": 1e400, "half": "\ud800"}'
-    spec = spec_from_archive(
-        zipped(tokenizer__json=tokenizer, tokenizer_config__json=odd), eos_token_ids=[1], vocab_size=512
-    )
+    sent = archived_files(zipped(tokenizer__json=tokenizer, tokenizer_config__json=odd))
+    spec = sent.spec(eos_token_ids=[1], vocab_size=512)
     assert spec.bos_token == "a"
 
 
@@ -68,7 +67,7 @@ def test_settings_are_read_as_hugging_face_reads_them() -> None:
 )
 def test_what_is_no_tokenizer_is_refused(data: bytes, what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        spec_from_archive(data, eos_token_ids=[1], vocab_size=10)
+        archived_files(data).spec(eos_token_ids=[1], vocab_size=10)
 
 
 def test_a_directory_is_refused_with_the_name_of_the_file_that_is_wrong(tmp_path: Path) -> None:

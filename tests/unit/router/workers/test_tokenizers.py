@@ -8,6 +8,7 @@ import pytest
 
 from router.workers.tokenizers import TokenizerStore
 from tests.support.byte_tokenizer import byte_spec
+from tests.support.foreign_engine import archive
 
 SPEC = byte_spec()
 
@@ -68,3 +69,25 @@ async def test_tokenizers_that_no_worker_uses_are_forgotten(store: TokenizerStor
     store.keep_only({other.fingerprint()})
     assert store.get(SPEC.fingerprint()) is None
     assert store.get(other.fingerprint()) is not None
+
+
+async def test_files_are_read_once_while_an_engine_has_them(store: TokenizerStore) -> None:
+    files, told = archive(SPEC), {"eos_token_ids": SPEC.eos_token_ids, "vocab_size": SPEC.vocab_size}
+    known, fingerprint = await store.tokenizer_of(files, **told)
+    assert (known.spec, fingerprint) == (SPEC, SPEC.fingerprint())
+    assert store.get(fingerprint) is known
+    again, other = await asyncio.gather(
+        store.tokenizer_of(files, **told), store.tokenizer_of(files, **told | {"vocab_size": 999})
+    )
+    assert again == (known, fingerprint)
+    assert (other[0].vocab_size, other[1] == fingerprint) == (999, False)
+    store.keep_only({other[1]})
+    anew, _ = await store.tokenizer_of(files, **told)
+    assert anew is not known
+    assert store.get(fingerprint) is anew
+
+
+async def test_files_that_hold_no_tokenizer_are_refused_each_time(store: TokenizerStore) -> None:
+    for _ in range(2):
+        with pytest.raises(ValueError, match="zip"):
+            await store.tokenizer_of(b"no zip", eos_token_ids=(), vocab_size=1)
