@@ -14,6 +14,7 @@ import msgspec
 
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
+from router.http.openai.closed_schema import closed
 from router.http.openai.requests import ChatRequest, JsonFormat, Sampling, SchemaFormat, StructuredOutputs
 from router.http.openai.tools import call_grammar, demands_call
 
@@ -59,7 +60,7 @@ def grammar(request: Sampling) -> inference_pb2.Grammar | None:
     if isinstance(own, JsonFormat):
         return inference_pb2.Grammar(json_object=True)
     if isinstance(own, SchemaFormat):
-        return inference_pb2.Grammar(json_schema=bytes(own.json_schema.schema).decode())
+        return inference_pb2.Grammar(json_schema=closed(bytes(own.json_schema.schema).decode()))
     return None
 
 
@@ -81,7 +82,7 @@ def _structured(given: StructuredOutputs) -> inference_pb2.Grammar:
             f"structured_outputs must have exactly one of {known}; it has {found}", field="structured_outputs"
         )
     if given.json != _NULL:
-        return inference_pb2.Grammar(json_schema=_schema_text(given.json))
+        return inference_pb2.Grammar(json_schema=closed(_schema_text(given.json)))
     if given.regex is not None:
         return inference_pb2.Grammar(regex=given.regex)
     if given.grammar is not None:

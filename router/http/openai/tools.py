@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from radixfleet.errors import InvalidRequest
+from router.http.openai.closed_schema import closed
 from router.http.openai.requests import ChatRequest
 from router.http.openai.tool_calls import CALL_CLOSE, CALL_OPEN
 
@@ -48,7 +49,7 @@ def call_grammar(request: ChatRequest) -> str:
         beginning = f'{CALL_OPEN}\n{{"name": {json.dumps(function["name"])}, "arguments": '
         choices.append(f"{json.dumps(beginning)} arguments_{number}")
         schema = {"type": "object", **(function.get("parameters") or _NO_PARAMETERS), "x-guidance": _SPACING}
-        rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
+        rules.append(f"arguments_{number}: %json {closed(json.dumps(schema))}")
     end = json.dumps(f"}}\n{CALL_CLOSE}")
     return "\n".join(
         ["start: call" if is_one else 'start: call ("\\n" call)*', f"call: ({' | '.join(choices)}) {end}", *rules]

@@ -83,7 +83,14 @@ ONE = {"tool_choice": "required", "parallel_tool_calls": False}
         (
             {"tool_choice": NAMED},
             [ABOUT_BERN],
-            [TIME, f"{ABOUT_BERN}\n{ABOUT_BERN}", ABOUT_BERN.replace("2", '"two"'), "It is sunny.", ""],
+            [
+                TIME,
+                f"{ABOUT_BERN}\n{ABOUT_BERN}",
+                ABOUT_BERN.replace("2", '"two"'),
+                ABOUT_BERN.replace("2", '2, "hours": 5'),
+                "It is sunny.",
+                "",
+            ],
         ),
         ({"tool_choice": "required"}, [TIME, f"{TIME}\n{ABOUT_BERN}"], [TIME.replace("{}", '{"zone": "utc"}'), ""]),
         (ONE, [TIME, ABOUT_BERN], [f"{TIME}\n{ABOUT_BERN}"]),
