@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
+from deploy.fleet.ray_inside import AS_OTHERS
 from deploy.fleet.ray_store import RayStore
 from deploy.fleet.reach import reach
 from deploy.fleet.spec import HEAD, NAMESPACE, SUPERVISOR
@@ -67,6 +68,7 @@ class Cluster:
             num_cpus=0,
             resources={HEAD: 0.001},
             get_if_exists=True,
+            runtime_env=AS_OTHERS,
         )
         return actor.remote()
 

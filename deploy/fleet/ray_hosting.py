@@ -11,6 +11,7 @@ import ray
 import structlog
 from ray.exceptions import ActorDiedError, RayError
 
+from deploy.fleet.ray_inside import AS_OTHERS
 from deploy.fleet.spec import NAMESPACE, SUPERVISOR, Resources
 from deploy.fleet.watch import MemberGone, MemberLost
 from radixfleet.errors import InvalidRequest
@@ -106,6 +107,7 @@ def actor_options(name: str, resources: Resources, avoid: Sequence[str]) -> dict
         "num_cpus": needs.pop("CPU", 0),
         "num_gpus": needs.pop("GPU", 0),
         "scheduling_strategy": "SPREAD",
+        "runtime_env": AS_OTHERS,
     }
     if "memory" in needs:
         options["memory"] = needs.pop("memory")

@@ -13,6 +13,10 @@ from typing import Any
 
 import grpc
 
+AS_OTHERS = {"env_vars": {"RAY_worker_niceness": "0"}}
+"""runtime_env of actors whose processes run at the priority of all others. Ray gives its workers the niceness 15: where
+anything else kept the cores busy, a worker that serves said nothing for seconds, and was taken for lost."""
+
 
 class RayMoved(Exception):
     """This version of Ray does not have what is used. `str(error)` says which, and what to do."""

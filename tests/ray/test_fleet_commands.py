@@ -83,6 +83,14 @@ def settled(order: Callable[..., Any], *names: str) -> dict[str, Any]:
     return dict(eventually(found, f"settled {names}", timeout_s=120))
 
 
+def test_no_process_of_the_fleet_yields_to_others(host: RayHost, order: Callable[..., Any]) -> None:
+    """Where something else kept the cores busy, Ray's own niceness silenced workers for seconds."""
+    status = order("status")
+    pids = [status["supervisor"]["pid"], *(pid for member in status["members"] for pid in member["pids"])]
+    found = host.run("ps", "-o", "ni=", "-p", ",".join(map(str, pids))).stdout.split()
+    assert found == ["0"] * len(pids)
+
+
 def test_an_applied_fleet_serves(host: RayHost, order: Callable[..., Any]) -> None:
     settled(order, "router-0", "m-0", "m-1")
     assert ask(host)["worker"] in ("m-0", "m-1")
