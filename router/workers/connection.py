@@ -1,6 +1,7 @@
 """The router's side of one worker: dials it, asks what it is, and follows its state for as long as the worker is known.
 
-One task a worker, which never gives up:
+One task a worker, which gives up only where a worker that kept registering has done neither that nor answered for
+`FORGOTTEN_S`:
 
     ask (info, tokenizer) -> follow (states)          -> lost: pause, longer each time -> ask ...
                                         |
@@ -39,6 +40,8 @@ from router.workers.silence import limited_silence
 from router.workers.state import WorkerFacts, WorkerState
 from router.workers.surroundings import Surroundings
 
+FORGOTTEN_S = 900.0
+"""Workers that live register every few seconds. Who was registered once, by hand, is never given up."""
 _RESYNC_PAUSE_S = 0.05
 _EMPTY_POLL_S = 0.2
 _REASON_LENGTH = 200
@@ -75,9 +78,22 @@ class WorkerConnection:
                 around.access.endpoint(state.address), max_message_bytes=around.settings.max_message_bytes
             )
         self._connected_at_s = 0.0
+        self._renewed_at_s: float | None = None
+        """When the worker registered again; None: it never did."""
+
+    def renew(self) -> None:
+        """The worker has registered again."""
+        self._renewed_at_s = self._clock.now()
+
+    @property
+    def _is_gone(self) -> bool:
+        if self._renewed_at_s is None or self.state.connected:
+            return False
+        seen_at_s = max(self._renewed_at_s, self.state.updated_at_s or 0.0)
+        return self._clock.now() - seen_at_s > FORGOTTEN_S
 
     async def run(self) -> None:
-        """Follow the worker until cancelled."""
+        """Follow the worker until cancelled, or until it is gone for good."""
         while True:
             try:
                 while True:
@@ -89,6 +105,8 @@ class WorkerConnection:
             except Exception as error:  # noqa: BLE001  whatever it is: without this task the worker is never found again
                 _log.error("following a worker failed by a fault of ours", worker=self.state.name, exc_info=error)
                 pause_s = self._lost(error)
+            if self._is_gone:
+                return
             await asyncio.sleep(pause_s)
 
     @property

@@ -2,18 +2,21 @@
 
 A worker is known by its address from the moment it is added, and by its id once it has answered. Two addresses may turn
 out to be one worker (it moved, or it is reached by two names): then the first that is connected gets the requests, and
-an address that nobody configured and that does not answer any more is forgotten.
+an address that nobody configured and that does not answer any more is forgotten. So is, after a while, that of a worker
+that used to register again and again and does neither that nor answer any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 import grpc.aio
 import structlog
 
-from radixfleet.errors import InvalidRequest, UnknownWorker
+from radixfleet.errors import InvalidRequest, Overloaded, UnknownWorker
+from radixfleet.types import ModelInfo, WorkerId
 from radixfleet.v1 import fleet_pb2, worker_pb2
 from router.dialects.speaker import Generator
 from router.siblings import Siblings
@@ -24,12 +27,23 @@ from router.workers.group import ModelGroup, model_groups
 from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
 
+MAX_ADDRESSES = 4096
+"""That may be known at once: each has a connection, and a place in every choice."""
+_FULL_RETRY_S = 60.0
 _IDLE_POLL_S = 0.2
 _NAMED = 20
 """Workers that an error lists."""
 _NOBODY = ModelGroup()
 
 _log = structlog.get_logger("radixfleet.router.workers")
+
+
+class _Kind(NamedTuple):
+    """What of a worker's facts groups are made by."""
+
+    worker_id: WorkerId
+    model: ModelInfo
+    dialect: str
 
 
 class WorkerRegistry:
@@ -54,6 +68,8 @@ class WorkerRegistry:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._configured = frozenset(around.settings.workers)
         self._leaving: set[asyncio.Task[None]] = set()
+        self._kinds: dict[str, _Kind] = {}
+        """Of those that have told, by address."""
         self._groups: dict[str, ModelGroup] | None = None
         self._models: tuple[str, ...] = ()
 
@@ -104,18 +120,32 @@ class WorkerRegistry:
         return self._connections[worker.address].generator
 
     def add(self, address: str) -> bool:
-        """Dial a worker, and go on dialling. False: it was known already. Raises InvalidRequest for a bad address."""
+        """Dial a worker, and go on dialling. False: it was known already.
+
+        Raises InvalidRequest for a bad address, Overloaded for one too many.
+        """
         _check(address)
-        if address in self._connections:
+        is_configured = address in self._configured
+        known = self._connections.get(address)
+        if known is not None:
+            if not is_configured:
+                known.renew()
             return False
+        if len(self._connections) >= MAX_ADDRESSES and not is_configured:
+            raise Overloaded(
+                f"{MAX_ADDRESSES} addresses of workers are known here, and no more may be: remove those that are gone "
+                "(radixfleet workers remove)",
+                retry_after_s=_FULL_RETRY_S,
+            )
         settings = self._around.settings
         breaker = Breaker(failures=settings.breaker_failures, open_s=settings.breaker_open_s, clock=self._around.clock)
         slot = self._around.sketch.attach()
         state = WorkerState(address, slot, self._around.sketch, breaker, self._around.clock, self._on_load)
-        connection = self._connections[address] = WorkerConnection(state, self._around, self._changed)
-        self._tasks[address] = asyncio.create_task(connection.run(), name=f"follow {address}")
+        connection = WorkerConnection(state, self._around, lambda: self._changed(state))
+        self._connections[address] = connection
+        self._tasks[address] = asyncio.create_task(self._follow(connection), name=f"follow {address}")
         _log.info("worker added", address=address)
-        self._changed()
+        self._changed(state)
         return True
 
     def remove(self, worker: WorkerState) -> None:
@@ -129,7 +159,7 @@ class WorkerRegistry:
         self._leaving.add(leaving)
         leaving.add_done_callback(self._leaving.discard)
         _log.info("worker removed", worker=worker.name, address=worker.address)
-        self._changed()
+        self._changed(worker)
 
     async def drain(self, worker: WorkerState, grace_s: float | None) -> worker_pb2.DrainResponse:
         """No new requests for it from this turn on; returns when it is empty.
@@ -138,7 +168,7 @@ class WorkerRegistry:
         """
         worker.drain_wanted = True
         worker.changed()
-        self._changed()
+        self._changed(worker)
         _log.info("draining worker", worker=worker.name, grace_s=grace_s)
         return await self._connections[worker.address].drain(grace_s)
 
@@ -152,7 +182,7 @@ class WorkerRegistry:
         """It was told that its drain is over, by this process or another."""
         worker.drain_wanted = False
         worker.changed()
-        self._changed()
+        self._changed(worker)
         _log.info("worker resumed", worker=worker.name)
 
     def _by_model(self) -> dict[str, ModelGroup]:
@@ -161,23 +191,42 @@ class WorkerRegistry:
             self._models = tuple(sorted(self._groups))
         return self._groups
 
-    def _changed(self) -> None:
-        self._groups = None
-        self._settle_duplicates()
-        used = {worker.facts.model.tokenizer_fingerprint for worker in self.workers if worker.facts is not None}
-        self._around.tokenizers.keep_only(used)
+    async def _follow(self, connection: WorkerConnection) -> None:
+        await connection.run()
+        worker = connection.state
+        _log.info("worker is gone and does not register any more", worker=worker.name, address=worker.address)
+        await self.siblings.tell("Remove", fleet_pb2.RemoveRequest(worker_id=worker.address))
+        if not worker.removed:
+            self.remove(worker)
+
+    def _changed(self, worker: WorkerState) -> None:
+        """It came, went, or has another status. In a large fleet that is often, and a new group takes milliseconds."""
+        facts, was = worker.facts, self._kinds.get(worker.address)
+        is_known = facts is not None and not worker.removed
+        kind = _Kind(facts.worker_id, facts.model, facts.dialect) if facts is not None and is_known else None
+        if kind != was:
+            self._regroup(worker.address, kind)
+        for worker_id in {each.worker_id for each in (kind, was) if each is not None and each.worker_id}:
+            self._settle_duplicates(worker_id)
         self._on_change()
 
-    def _settle_duplicates(self) -> None:
-        owners: dict[str, WorkerState] = {}
-        for worker in self.workers:
-            if worker.worker_id and worker.connected:
-                owners.setdefault(worker.worker_id, worker)
-        for worker in self.workers:
-            owner = owners.get(worker.worker_id, worker)
-            duplicate_of = "" if owner is worker else owner.address
+    def _regroup(self, address: str, kind: _Kind | None) -> None:
+        if kind is None:
+            del self._kinds[address]
+        else:
+            self._kinds[address] = kind
+        self._groups = None
+        self._around.tokenizers.keep_only({each.model.tokenizer_fingerprint for each in self._kinds.values()})
+
+    def _settle_duplicates(self, worker_id: WorkerId) -> None:
+        """Of the workers with this id."""
+        addresses = {address for address, kind in self._kinds.items() if kind.worker_id == worker_id}
+        same = [connection.state for address, connection in self._connections.items() if address in addresses]
+        owner = next((worker for worker in same if worker.connected), None)
+        for worker in same:
+            duplicate_of = "" if owner is None or owner is worker else owner.address
             if duplicate_of and worker.was_lost and worker.address not in self._configured:
-                _log.info("worker moved", worker=worker.name, address=owner.address, was=worker.address)
+                _log.info("worker moved", worker=worker.name, address=duplicate_of, was=worker.address)
                 self.remove(worker)
                 return
             if duplicate_of != worker.duplicate_of:

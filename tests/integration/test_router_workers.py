@@ -13,7 +13,9 @@ from radixfleet.answers import Delta
 from radixfleet.client import Client
 from radixfleet.errors import Unavailable, UnknownWorker
 from radixfleet.types import Load, TokenArray, WorkerStatus
+from router.workers.connection import FORGOTTEN_S
 from tests.support.fake_worker import FakeWorker, Script
+from tests.support.leaping_clock import LeapingClock
 from tests.support.router_fixture import Fleet, fake_worker, running_fleet, scrape
 from tests.support.waiting import until
 
@@ -264,6 +266,32 @@ async def test_a_removed_worker_is_forgotten_at_once_and_its_streams_go_on() -> 
         # And it can come again.
         assert await fleet.client.register(worker.address)
         await fleet.until_eligible("w0")
+
+
+async def test_a_worker_that_used_to_register_and_is_gone_is_forgotten() -> None:
+    """Each rollout left its dead in the list, and a dial every two seconds, for as long as the router ran."""
+    clock = LeapingClock()
+    configured, by_hand, by_itself = fake_worker("w0"), fake_worker("hand"), fake_worker("self")
+    async with running_fleet([configured], clock=clock) as fleet:
+        for worker in (by_hand, by_itself):
+            await worker.start()
+            await fleet.client.register(worker.address)
+        await fleet.client.register(configured.address)
+        assert not await fleet.client.register(by_itself.address)
+        await fleet.until_eligible("w0", "hand", "self")
+        clock.leapt_s += 2 * FORGOTTEN_S
+        await fleet.client.complete("hello")
+        assert len(fleet.router.registry.workers) == 3, "it is there, however long ago it registered"
+        for worker in (configured, by_hand, by_itself):
+            await worker.kill()
+        await fleet.until_eligible()
+        clock.leapt_s += 2 * FORGOTTEN_S
+        await until(lambda: len(fleet.router.registry.workers) == 2)
+        assert [state.worker_id for state in fleet.router.registry.workers] == ["w0", "hand"]
+        await by_itself.start(by_itself.port)
+        assert await fleet.client.register(by_itself.address)
+        await fleet.until_eligible("self")
+        await by_itself.kill()
 
 
 async def test_a_worker_that_never_answered_is_removed_by_its_address() -> None:
