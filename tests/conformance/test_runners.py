@@ -16,6 +16,7 @@ from tests.support.device_marks import QueuedOnCpu
 from tests.support.recorded_ops import ReplayedOnCpu
 from tests.support.runner_driver import RunnerDriver
 from tests.support.tiny_model import tiny_model
+from worker.model import loading
 from worker.runner.protocol import Runner
 from worker.runner.sim import SimRunner, SimRunnerConfig
 from worker.runner.torch_config import TorchRunnerConfig
@@ -55,8 +56,18 @@ CUDA = pytest.param(
 )
 
 
+@pytest.fixture(scope="module")
+def may_load_nan() -> Iterator[None]:
+    """NaN in a weight stands for one that comes while the model computes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "refuse_nan", lambda _name, _tensor: None)
+        yield
+
+
 @pytest.fixture(scope="module", params=["sim", "cpu", "cpu with a queue", "cpu with graphs", CUDA])
-def make_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Runner]:
+def make_runner(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, may_load_nan: None
+) -> Callable[[], Runner]:
     if request.param == "sim":
         return sim_runner
     directory = poisoned_model(tmp_path_factory.mktemp("runner") / "model")

@@ -7,7 +7,6 @@ in another order: llama.cpp rotates neighbouring pairs of elements where this co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,34 +32,50 @@ class Checkpoint(Protocol):
 
 
 class SafetensorsCheckpoint:
-    """A directory with model.safetensors, or several files and model.safetensors.index.json."""
+    """A directory with model.safetensors, or several files and model.safetensors.index.json, which says what is where.
+
+    Files may hold more than the index takes from them: what was replaced stays there.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Raises ModelNotFound or BrokenModel."""
         self._directory = directory
         self._file_of: dict[str, Any] = {}  # open (mapped) files of the safetensors library, which has no public type
-        for path in self._files():
-            try:
-                file: Any = safe_open(path, framework="pt")
-                self._file_of |= dict.fromkeys(file.keys(), file)
-            except FileNotFoundError as error:
-                raise BrokenModel(f"{directory} lacks {path.name}, which its index names; download it again") from error
-            except SafetensorError as error:
-                raise BrokenModel(f"{path} is damaged or cut short ({error}); download it again") from error
-
-    def _files(self) -> Iterable[Path]:
-        index = self._directory / "model.safetensors.index.json"
-        single = self._directory / "model.safetensors"
+        single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
         if index.exists():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-                raise BrokenModel(f"{index} does not say which file holds which tensor; download it again")
-            return sorted({self._directory / name for name in weight_map.values()})
-        if single.exists():
-            return [single]
-        raise ModelNotFound(
-            f"{self._directory} has no model.safetensors; models in pickle files (.bin, .pt) are not read: convert them"
-        )
+            self._open_indexed(index, single)
+        elif single.exists():
+            file, names = self._opened(single)
+            self._file_of = dict.fromkeys(names, file)
+        else:
+            raise ModelNotFound(
+                f"{directory} has no model.safetensors; models in pickle files (.bin, .pt) are not read: convert them"
+            )
+
+    def _open_indexed(self, index: Path, single: Path) -> None:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise BrokenModel(f"{index} does not say which file holds which tensor; download it again")
+        files = {name: self._opened(self._directory / name) for name in sorted(set(weight_map.values()))}
+        if single.exists() and single.name not in files:
+            raise BrokenModel(f"{single} is not among the files of {index.name}: remove the one that is out of date")
+        for tensor, name in weight_map.items():
+            file, names = files[name]
+            if tensor not in names:
+                raise BrokenModel(f"{self._directory / name} lacks the tensor {tensor}, which {index.name} says it has")
+            self._file_of[tensor] = file
+
+    def _opened(self, path: Path) -> tuple[Any, frozenset[str]]:
+        """A file, and the names of its tensors."""
+        try:
+            file: Any = safe_open(path, framework="pt")
+            return file, frozenset(file.keys())
+        except FileNotFoundError as error:
+            raise BrokenModel(
+                f"{self._directory} lacks {path.name}, which its index names; download it again"
+            ) from error
+        except SafetensorError as error:
+            raise BrokenModel(f"{path} is damaged or cut short ({error}); download it again") from error
 
     def names(self) -> frozenset[str]:
         """Names of all tensors."""

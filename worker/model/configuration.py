@@ -17,6 +17,7 @@ from worker.model.gguf_file import GgufFile
 
 HF_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_MISTRAL_WINDOW = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,7 @@ def config_from_directory(directory: Path) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False)) and architecture != "MistralForCausalLM"
     try:
         num_heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        rope = _rope_parameters(raw, directory)
         return ModelConfig(
             architecture=architecture,
             vocab_size=int(raw["vocab_size"]),
@@ -137,10 +139,10 @@ def config_from_directory(directory: Path) -> ModelConfig:
             num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
             head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
             rms_norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=_rope_theta(raw),
-            rope_scaling=_rope_scaling(raw, directory),
+            rope_theta=float(rope.get("rope_theta") or 10_000.0),
+            rope_scaling=_rope_scaling(rope, directory),
             max_context_tokens=int(raw["max_position_embeddings"]),
-            sliding_window=_sliding_window(raw),
+            sliding_window=_sliding_window(raw, architecture),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=is_qwen2 or attention_bias,
             output_bias=attention_bias and not is_qwen2,
@@ -161,25 +163,34 @@ def _refuse_unsupported_fields(raw: dict[str, Any], directory: Path) -> None:
     if activation != "silu":
         raise UnsupportedModel(f"{directory}: activation {activation!r} is not supported, only 'silu'")
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
+        method = dict(raw["quantization_config"]).get("quant_method", "unknown")
         raise UnsupportedModel(
             f"{directory}: {method} checkpoints are not supported; use the unquantized directory or a GGUF file"
         )
-    if float(raw.get("partial_rotary_factor") or 1) != 1:
+    if raw.get("is_causal") is False:
+        raise UnsupportedModel(f"{directory}: its tokens attend to later ones too (is_causal), so it makes no text")
+
+
+def _rope_parameters(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """What older files call rope_scaling and newer ones rope_parameters; the latter hold all there is to say.
+
+    Raises UnsupportedModel where it is not one rotation of whole heads, the same in all layers.
+    """
+    older, newer = raw.get("rope_scaling"), raw.get("rope_parameters")
+    parameters = {name: raw[name] for name in ("rope_theta", "partial_rotary_factor") if raw.get(name)}
+    parameters |= newer or older or {}
+    if newer and older and any(parameters.get(name) != value for name, value in older.items()):
+        raise UnsupportedModel(
+            f"{directory}: rope_scaling and rope_parameters differ; remove the one that is not meant"
+        )
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise UnsupportedModel(f"{directory}: a rotation that differs between layers is not supported")
+    if float(parameters.get("partial_rotary_factor") or 1) != 1:
         raise UnsupportedModel(f"{directory}: a partial rotary factor is not supported")
+    return parameters
 
 
-def _rope_parameters(raw: dict[str, Any]) -> dict[str, Any]:
-    """What older files call rope_scaling and newer ones rope_parameters; the latter hold rope_theta too."""
-    return dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-
-
-def _rope_theta(raw: dict[str, Any]) -> float:
-    return float(_rope_parameters(raw).get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-
-
-def _rope_scaling(raw: dict[str, Any], directory: Path) -> RopeScaling | None:
-    parameters = _rope_parameters(raw)
+def _rope_scaling(parameters: dict[str, Any], directory: Path) -> RopeScaling | None:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "default":
         return None
@@ -195,15 +206,15 @@ def _rope_scaling(raw: dict[str, Any], directory: Path) -> RopeScaling | None:
     raise UnsupportedModel(f"{directory}: RoPE scaling {kind!r} is not supported, only 'linear' and 'llama3'")
 
 
-def _sliding_window(raw: dict[str, Any]) -> int | None:
-    window = raw.get("sliding_window")
-    is_mistral = raw.get("model_type") == "mistral"  # for it the window alone says so; Qwen has a switch beside it
-    if not window or not raw.get("use_sliding_window", is_mistral):
-        return None
+def _sliding_window(raw: dict[str, Any], architecture: str) -> int | None:
+    """Where a file is silent, transformers' defaults: they are what it was written with."""
+    if architecture == "MistralForCausalLM":  # the window alone says so; Qwen has a switch beside it
+        window = raw.get("sliding_window", _MISTRAL_WINDOW)
+        return int(window) if window else None
     layers = raw.get("layer_types")
-    if layers and all(kind == "full_attention" for kind in layers):
+    if not raw.get("use_sliding_window") or (layers and all(kind == "full_attention" for kind in layers)):
         return None
-    return int(window)
+    return int(raw.get("sliding_window") or 0) or None
 
 
 def _token_ids(*values: int | list[int] | None) -> tuple[int, ...]:
@@ -235,6 +246,10 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         raise UnsupportedModel(f"{file.path} is one part of several; join them with llama-gguf-split --merge")
     if field("expert_count", 0):
         raise UnsupportedModel(f"{file.path}: mixture-of-experts models are not supported")
+    if not field("attention.causal", True):  # noqa: FBT003 - metadata
+        raise UnsupportedModel(
+            f"{file.path}: its tokens attend to later ones too (attention.causal), so it makes no text"
+        )
     try:
         vocab_size = file.tensors["token_embd.weight"].shape[0]
     except KeyError as error:
@@ -269,10 +284,13 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 
 
 def _gguf_rope_scaling(file: GgufFile, architecture: str) -> RopeScaling | None:
-    """Llama 3's scaling is no metadata here: the file carries its divisors as the tensor rope_freqs.weight."""
-    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind == "linear":
-        return LinearScaling(float(file.metadata[f"{architecture}.rope.scaling.factor"]))
-    raise UnsupportedModel(f"{file.path}: RoPE scaling {kind!r} is not supported, only 'linear'")
+    """Llama 3's scaling is no metadata here: the file carries its divisors as the tensor rope_freqs.weight.
+
+    As llama.cpp reads it, a factor without a type is linear, and older files name the factor otherwise.
+    """
+    rope, metadata = f"{architecture}.rope.", file.metadata
+    kind = metadata.get(rope + "scaling.type", "linear")
+    if kind not in {"none", "linear"}:
+        raise UnsupportedModel(f"{file.path}: RoPE scaling {kind!r} is not supported, only 'linear'")
+    factor = float(metadata.get(rope + "scaling.factor") or metadata.get(rope + "scale_linear") or 1)
+    return None if kind == "none" or factor == 1 else LinearScaling(factor)

@@ -1,11 +1,13 @@
 """Loads a model: a directory or file on disk becomes a `LlamaModel` on a device.
 
 Layers are read, converted and packed one after another: the host needs little more memory than the model itself.
-Every tensor of the checkpoint must be used: one that is left over means that the model does something we do not.
+Every tensor of the checkpoint must be used: one that is left over means that the model does something we do not. And
+every number must be one: a single NaN spoils whatever reads it, and no request would be to blame.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -84,6 +86,7 @@ class _Loader:
             layers.append(self._layer(f"model.layers.{index}."))
             progress(index + 1, config.num_layers)
         if config.tie_word_embeddings:
+            self._refuse_other_head()
             head = self._linear_backend.prepare(embedding, None)
             self._nbytes += 0 if self._linear_backend.shares_weight else head.nbytes
         else:
@@ -134,9 +137,11 @@ class _Loader:
         joined, first = torch.empty(shape, device=self._device, dtype=self._dtype), 0
         for name, part_shape in parts:
             part = self._read(name, part_shape)
-            joined[first : first + len(part)] = part
+            place = joined[first : first + len(part)]
+            place.copy_(part)
             first += len(part)
             del part  # before the next one is read
+            refuse_nan(name, place)
         return joined
 
     def _norm(self, name: str, size: int) -> Tensor:
@@ -145,7 +150,21 @@ class _Loader:
         return norm
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._read(name, shape).to(self._device, self._dtype)
+        tensor = self._read(name, shape).to(self._device, self._dtype)
+        refuse_nan(name, tensor)
+        return tensor
+
+    def _refuse_other_head(self) -> None:
+        """Files may hold a tied head a second time. Where it is another one, transformers does not tie it."""
+        config, names = self._config, ("lm_head.weight", "model.embed_tokens.weight")
+        if names[0] not in self._checkpoint.names():
+            return
+        head, embedding = (self._read(name, (config.vocab_size, config.hidden_size)).to(self._dtype) for name in names)
+        if not torch.equal(head, embedding):
+            raise BrokenModel(
+                f"tensor {names[0]} is not that of {names[1]}, to which the configuration ties it: "
+                "set tie_word_embeddings to false in config.json, or remove the tensor"
+            )
 
     def _read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """On the host, as the checkpoint has it."""
@@ -166,11 +185,19 @@ class _Loader:
         return self._checkpoint.tensor(name).float()
 
     def refuse_leftovers(self, path: Path) -> None:
-        ignored = {"lm_head.weight"} if self._config.tie_word_embeddings else set[str]()
-        left = {name for name in self._checkpoint.names() - self._taken - ignored if "rotary_emb.inv_freq" not in name}
+        left = {name for name in self._checkpoint.names() - self._taken if "rotary_emb.inv_freq" not in name}
         if left:
             some = ", ".join(sorted(left)[:3])
             raise UnsupportedModel(
                 f"{path} holds {len(left)} tensors that a {self._config.architecture} model does not have "
                 f"({some}, ...): it is of another kind than its configuration says"
             )
+
+
+def refuse_nan(name: str, tensor: Tensor) -> None:
+    """Raises BrokenModel, for infinity too: a dtype of smaller range has it in place of what is too large."""
+    if not all(math.isfinite(bound.item()) for bound in tensor.aminmax()):
+        raise BrokenModel(
+            f"tensor {name} holds NaN, or numbers too large for {str(tensor.dtype).removeprefix('torch.')}: "
+            "download the model again, or set another --dtype"
+        )

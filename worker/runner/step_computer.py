@@ -22,6 +22,7 @@ from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, R
 from worker.runner.decode_graphs import DecodeGraphs, Record
 from worker.runner.devices import make_current
 from worker.runner.kernels.layers import KernelLayers
+from worker.runner.largest_step import largest_step
 from worker.runner.rows import RowState, flat_rows_and_positions
 from worker.runner.step_sampler import Drawn, Sampled, StepSampler
 
@@ -103,6 +104,13 @@ class StepComputer:
     def settle(self, drawn: Drawn) -> Sampled:
         """The tokens of a step that the device has passed. Steps settle in order."""
         return self._sampler.settle(drawn)
+
+    def is_sound(self) -> bool:
+        """Whether the logits of a step of one token are numbers. Before any request has come."""
+        try:
+            return not self.compute(largest_step(1, 1, 1)).failed.any()
+        finally:
+            self._pool.clear_sink()
 
     @property
     def can_record(self) -> bool:

@@ -8,6 +8,7 @@ activation peak      measured: one layer of the largest step
 CUDA graphs          measured: what a few keep, where steps of decodes can be recorded
 plan                 the three pools
 KV pool              allocated as planned
+a step               of one token, whose logits must be numbers
 CUDA graphs          steps of decodes are recorded, where the attention can be
 """
 
@@ -145,6 +146,11 @@ class _Loading:
         release_cached(self._device)  # pieces of weights and activations, of other sizes than the pool's
         with advised(Stage.START, Bound.ALLOCATION, self._device):
             computer = parts.computer(model, rows, sampler, plan.num_pages)
+            if not computer.is_sound():
+                raise UnsupportedModel(
+                    f"the model's weights are numbers, but its logits are NaN: a computation exceeds {ready.dtype}; "
+                    "set another --dtype"
+                )
         if graphs_bytes is not None:
             self._record_decodes(computer, max_running, graphs_bytes)
         return computer, ready

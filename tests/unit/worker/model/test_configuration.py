@@ -112,6 +112,8 @@ def test_gguf_end_of_turn_counts_as_an_end(tmp_path: Path) -> None:
     [
         ("mistral", {"sliding_window": 100}, 100),
         ("mistral", {"sliding_window": None}, None),
+        ("mistral", {"sliding_window": 100, "model_type": "other"}, 100),
+        ("llama", {"sliding_window": 100}, None),
         ("qwen2", {"sliding_window": 100}, None),
         ("qwen2", {"sliding_window": 100, "use_sliding_window": False}, None),
         ("qwen2", {"sliding_window": 100, "use_sliding_window": True}, 100),
@@ -124,6 +126,11 @@ def test_sliding_windows(
     config = load_config(changed(tmp_path, architecture, **fields))
     assert config.sliding_window == window
     assert config.usable_context_tokens == (window or 4096)
+
+
+def test_a_mistral_that_does_not_name_its_window_has_that_of_transformers(tmp_path: Path) -> None:
+    path = changed(tmp_path, "mistral", drop=("sliding_window",), max_position_embeddings=32_768)
+    assert load_config(path).usable_context_tokens == 4096
 
 
 def test_biases_follow_the_architecture(tmp_path: Path) -> None:
@@ -141,6 +148,16 @@ def test_biases_follow_the_architecture(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq checkpoints are not supported"),
         ({"partial_rotary_factor": 0.5}, "partial rotary"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotary"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}},
+            "differs between layers",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_scaling and rope_parameters differ",
+        ),
+        ({"is_causal": False}, "is_causal"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported, only 'linear' and 'llama3'"),
     ],
 )
@@ -169,6 +186,7 @@ def test_broken_directories_say_what_is_wrong(tmp_path: Path) -> None:
         ({"llama.expert_count": 8}, "mixture-of-experts"),
         ({"llama.rope.dimension_count": 8}, "partial rotation"),
         ({"llama.rope.scaling.type": "yarn"}, "'yarn' is not supported"),
+        ({"llama.attention.causal": False}, r"attention\.causal"),
         ({"split.count": 3}, "one part of several"),
     ],
 )
@@ -177,6 +195,24 @@ def test_gguf_files_of_other_kinds_are_refused_by_name(tmp_path: Path, metadata:
     file.metadata |= metadata
     with pytest.raises(UnsupportedModel, match=message):
         config_from_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "factor"),
+    [
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, 4.0),
+        ({"scaling.factor": 4.0}, 4.0),
+        ({"scale_linear": 4.0}, 4.0),
+        ({"scaling.type": "none", "scaling.factor": 4.0}, None),
+        ({"scaling.type": "linear"}, None),
+    ],
+)
+def test_gguf_files_scale_rotations_as_llama_cpp_reads_them(
+    tmp_path: Path, scaling: dict[str, Any], factor: float | None
+) -> None:
+    file = GgufFile(write_gguf(tiny_model(), tmp_path / "t.gguf"))
+    file.metadata |= {f"llama.rope.{name}": value for name, value in scaling.items()}
+    assert config_from_gguf(file).rope_scaling == (None if factor is None else LinearScaling(factor))
 
 
 def test_a_gguf_file_that_lacks_a_number_is_broken(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -91,16 +92,21 @@ def test_tied_heads_share_their_memory_and_it_counts_once() -> None:
     assert apart.weights.nbytes == apart.config.num_parameters * 4
 
 
-def test_sharded_directories_are_read_through_their_index(tmp_path: Path) -> None:
+def sharded(tmp_path: Path, extra: dict[str, Tensor]) -> Path:
+    """The tiny model in two files; the second holds `extra` as well, which the index does not take from it."""
     weights = load_file(tiny_model() / "model.safetensors")
     shutil.copy(tiny_model() / "config.json", tmp_path)
     names = sorted(weights)
     parts = {"model-1.safetensors": names[:9], "model-2.safetensors": names[9:]}
-    for part, members in parts.items():
-        save_file({name: weights[name] for name in members}, tmp_path / part)
+    save_file({name: weights[name] for name in names[:9]}, tmp_path / "model-1.safetensors")
+    save_file({name: weights[name] for name in names[9:]} | extra, tmp_path / "model-2.safetensors")
     index = {"weight_map": {name: part for part, members in parts.items() for name in members}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert torch.equal(logits(load(tmp_path)), logits(load(tiny_model())))
+    return tmp_path
+
+
+def test_sharded_directories_are_read_through_their_index(tmp_path: Path) -> None:
+    assert torch.equal(logits(load(sharded(tmp_path, {}))), logits(load(tiny_model())))
     (tmp_path / "model-2.safetensors").unlink()
     with pytest.raises(BrokenModel, match=r"lacks model-2\.safetensors, which its index names"):
         load(tmp_path)
@@ -108,6 +114,59 @@ def test_sharded_directories_are_read_through_their_index(tmp_path: Path) -> Non
         (tmp_path / "model.safetensors.index.json").write_text(broken)
         with pytest.raises(BrokenModel, match=r"model\.safetensors\.index\.json"):
             load(tmp_path)
+
+
+def test_of_what_several_files_hold_the_index_says_which_counts(tmp_path: Path) -> None:
+    first = min(load_file(tiny_model() / "model.safetensors"))
+    path = sharded(tmp_path, {first: torch.zeros(512, 64), "of.another.model": torch.zeros(1)})
+    assert torch.equal(logits(load(path)), logits(load(tiny_model())))
+
+
+def test_an_index_that_does_not_fit_the_files_is_told(tmp_path: Path) -> None:
+    path = sharded(tmp_path, {})
+    shutil.copy(tiny_model() / "model.safetensors", path)
+    with pytest.raises(BrokenModel, match=r"model\.safetensors is not among the files of .*: remove the one"):
+        load(path)
+    (path / "model.safetensors").unlink()
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    index["weight_map"]["model.norm.weight"] = "model-1.safetensors"
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(BrokenModel, match=r"model-1\.safetensors lacks the tensor model\.norm\.weight, which .* says"):
+        load(path)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+)
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path, name: str, number: float) -> None:
+    spoilt = load_file(tiny_model() / "model.safetensors")[name]
+    spoilt.view(-1)[-1] = number
+    with pytest.raises(BrokenModel, match=f"tensor {re.escape(name)} holds NaN"):
+        load(copy_with(tmp_path, **{name.replace(".", "__"): spoilt}))
+
+
+def test_weights_beyond_the_dtype_are_named(tmp_path: Path) -> None:
+    path = copy_with(tmp_path, model__norm__weight=torch.full((64,), 70_000.0))
+    assert load(path).weights.norm[0] == 70_000.0
+    with pytest.raises(
+        BrokenModel, match=r"model\.norm\.weight holds .* too large for float16: .* set another --dtype"
+    ):
+        load(path, torch.float16)
+    large = copy_with(tmp_path / "large", model__norm__weight=torch.tensor([-65_000.0, 65_000.0] * 32))
+    assert load(large, torch.float16).weights.norm[1] > 64_000
+
+
+def test_a_tied_head_that_is_another_is_refused(tmp_path: Path) -> None:
+    embedding = load_file(tiny_model(tie_word_embeddings=True) / "model.safetensors")["model.embed_tokens.weight"]
+    target = tmp_path / "model"
+    shutil.copytree(tiny_model(tie_word_embeddings=True), target)
+    weights = load_file(target / "model.safetensors")
+    save_file(weights | {"lm_head.weight": embedding.clone()}, target / "model.safetensors")
+    assert torch.equal(logits(load(target)), logits(load(tiny_model(tie_word_embeddings=True))))
+    save_file(weights | {"lm_head.weight": 2 * embedding}, target / "model.safetensors")
+    with pytest.raises(BrokenModel, match=r"tensor lm_head\.weight is not that of .* set tie_word_embeddings to false"):
+        load(target)
 
 
 def test_progress_counts_layers() -> None:

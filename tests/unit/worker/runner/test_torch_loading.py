@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from radixfleet.clock import MonotonicClock
 from tests.support.tiny_model import tiny_model
 from worker.core.messages import Ready
+from worker.model.errors import UnsupportedModel
 from worker.model.linear import DenseBackend
 from worker.model.loading import load_model
 from worker.runner import torch_loading
@@ -25,9 +30,11 @@ CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
 
 
-def loaded(dtype: Dtype = "float32", attention: AttentionName = "sdpa", max_context: int = 256) -> Ready:
+def loaded(
+    dtype: Dtype = "float32", attention: AttentionName = "sdpa", max_context: int = 256, path: Path | None = None
+) -> Ready:
     config = TorchRunnerConfig(
-        model_path=str(tiny_model(max_context=max_context)),
+        model_path=str(path or tiny_model(max_context=max_context)),
         dtype=dtype,
         attention=attention,
         device_memory_bytes=64 * MIB,
@@ -39,6 +46,19 @@ def loaded(dtype: Dtype = "float32", attention: AttentionName = "sdpa", max_cont
         return runner.load()
     finally:
         runner.close()
+
+
+def test_a_model_whose_computations_exceed_the_dtype_does_not_start(tmp_path: Path) -> None:
+    """Each weight is a number of float16, but not what the last layer makes of them."""
+    path = tmp_path / "model"
+    shutil.copytree(tiny_model(), path)
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"].fill_(60_000.0)
+    weights["model.layers.1.mlp.up_proj.weight"] = weights["model.layers.1.mlp.gate_proj.weight"] * 1000
+    save_file(weights, path / "model.safetensors")
+    assert loaded(path=path).dtype == "float32"
+    with pytest.raises(UnsupportedModel, match="a computation exceeds float16; set another --dtype"):
+        loaded(dtype="float16", path=path)
 
 
 def test_the_pool_is_not_promised_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
