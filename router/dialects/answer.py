@@ -59,7 +59,7 @@ class Answer:
     def __init__(
         self,
         names: Names,
-        prompt_tokens: int,
+        prompt: TokenArray,
         generated: TokenArray,
         sampling: SamplingParams,
         tokenizer: Tokenizer,
@@ -67,7 +67,7 @@ class Answer:
     ) -> None:
         """`generated`: the beginning of the answer, that the client has already. `sampling` has a max_new_tokens."""
         self._names = names
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = len(prompt)
         self._generated_tokens = len(generated)
         self._tokenizer = tokenizer
         self._sampling = sampling
@@ -77,7 +77,7 @@ class Answer:
             frozenset() if sampling.ignore_eos else frozenset(tokenizer.eos_token_ids)
         )
         stops = StopStrings(sampling.stop) if sampling.stop else None
-        self._choices = [_Choice(self._output_text(stops)) for _ in range(sampling.n)]
+        self._choices = [_Choice(self._output_text(stops, prompt)) for _ in range(sampling.n)]
         self._cached_tokens: int | None = None
         self.ending = self._replay(generated.tolist())
         """Where the client has all of the answer, its end: the engine is not asked, and what it cached is not known."""
@@ -186,11 +186,12 @@ class Answer:
             decode_s=now_s - first_s,
         )
 
-    def _output_text(self, stops: StopStrings | None) -> OutputText:
+    def _output_text(self, stops: StopStrings | None, prompt: TokenArray) -> OutputText:
         skip = self._sampling.skip_special_tokens
         detokenizer = Detokenizer(
             partial(self._tokenizer.decode, skip_special_tokens=skip),
             self._tokenizer.special_token_ids if skip else frozenset(),
+            context=prompt[-1:].tolist(),
         )
         return OutputText(detokenizer, StopMatcher(stops) if stops is not None else None, self._stop_ids)
 

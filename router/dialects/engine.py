@@ -229,7 +229,7 @@ class EngineSpeaker:
             )
         sampling = replace(sampling, max_new_tokens=max_new_tokens)
         names = Names(request.request_id, execution_id, f"{self.dialect}@{self._address}")
-        answer = Answer(names, len(prompt), generated, sampling, tokenizer, self._clock)
+        answer = Answer(names, prompt, generated, sampling, tokenizer, self._clock)
         if answer.ending is not None:
             return None, answer
         rest = rest_of(sampling, max_new_tokens, len(generated))

@@ -152,7 +152,7 @@ class Intake:
         generated = self._generated(request, sampling, max_new_tokens)
         end_of_sequence = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
         stop_token_ids = tuple(dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids)))
-        texts = self._texts(sampling, frozenset(stop_token_ids))
+        texts = self._texts(sampling, frozenset(stop_token_ids), tokens)
         least = sampling.min_new_tokens
         return Prepared(
             tokens=tokens,
@@ -185,14 +185,17 @@ class Intake:
                 )
         return generated
 
-    def _texts(self, sampling: SamplingParams, stop_token_ids: frozenset[int]) -> list[OutputText]:
+    def _texts(self, sampling: SamplingParams, stop_token_ids: frozenset[int], prompt: TokenArray) -> list[OutputText]:
         skip = sampling.skip_special_tokens
         decode = partial(self._tokenizer.decode, skip_special_tokens=skip)
         invisible = self._tokenizer.special_token_ids if skip else frozenset()
+        context = prompt[-1:].tolist()
         stops = StopStrings(sampling.stop) if sampling.stop else None
         return [
             OutputText(
-                Detokenizer(decode, invisible), StopMatcher(stops) if stops is not None else None, stop_token_ids
+                Detokenizer(decode, invisible, context=context),
+                StopMatcher(stops) if stops is not None else None,
+                stop_token_ids,
             )
             for _ in range(sampling.n)
         ]

@@ -7,6 +7,8 @@ neighbours (a leading space, runs of byte tokens). So a small window of tokens i
     text                                  | given out      | given out in part
              every token to the left      | [0, a)         | [a, n)   decoded together
 
+- The first context is the end of the prompt: SentencePiece decoders drop the space of the very first word, and an
+  answer would be glued to the text that it goes on.
 - Text that ends without U+FFFD is certain; pending then becomes the new context, which so begins and ends between
   characters.
 - Text that ends with U+FFFD may be a character not yet whole. An unfinished character is at most 3 bytes, which show as
@@ -33,15 +35,20 @@ _WINDOW_TOKENS = 16
 
 
 class Detokenizer:
-    """Text of one request's tokens. `invisible`: tokens that give no text under the request's options (special)."""
+    """Text of one request's tokens."""
 
-    def __init__(self, decode: Decode, invisible: frozenset[int] = frozenset()) -> None:
+    def __init__(self, decode: Decode, invisible: frozenset[int] = frozenset(), *, context: Sequence[int] = ()) -> None:
+        """`invisible`: tokens that give no text under the request's options (special). `context`: what the first token
+        follows, of which the last token is enough.
+        """
         self._decode = decode
         self._invisible = invisible
-        self._context: list[int] = []
+        self._context = list(context)
         self._pending: list[int] = []
-        self._given = ""
-        """The part of the window's text that was returned already."""
+        self._given = decode(context)
+        """The part of the window's text that was returned already, or is the prompt's."""
+        if REPLACEMENT in self._given:  # the prompt ends within a character
+            self._context, self._given = [], ""
 
     def push(self, token_id: int) -> str:
         """Take the next token; returns the text that is now certain, possibly empty."""

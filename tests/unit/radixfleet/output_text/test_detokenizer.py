@@ -104,6 +104,23 @@ def test_leading_and_inner_spaces_of_a_sentencepiece_vocabulary(text: str) -> No
     assert "".join(deltas(tokenizer, ids)) == tokenizer.decode(ids)
 
 
+@pytest.mark.parametrize("answer", [" two", "o", "  a", " ", " a b"])
+@pytest.mark.parametrize("prompt", ["a", "a b", "on ", " "])
+def test_an_answer_goes_on_with_the_text_of_its_prompt(prompt: str, answer: str) -> None:
+    """The space of its first word is no part of its own decoding, but of the whole text's."""
+    tokenizer = byte_fallback_tokenizer([" ", *"abdegilnotw"])
+    before, ids = ([tokenizer.token_to_id(c.replace(" ", "▁")) for c in text] for text in (prompt, answer))
+    stream = Detokenizer(tokenizer.decode, context=before[-1:])
+    assert "".join(map(stream.push, ids)) + stream.finish() == answer
+    assert tokenizer.decode(before) + answer == tokenizer.decode(before + ids)
+
+
+def test_a_prompt_that_ends_within_a_character_is_no_context() -> None:
+    tokenizer = byte_level_tokenizer([])
+    stream = Detokenizer(tokenizer.decode, context=[0xE4])
+    assert [stream.push(byte) for byte in (0xBD, 0xA0, 0x61)] == ["", "", "\ufffd\ufffda"]
+
+
 def test_byte_fallback_characters_one_after_another() -> None:
     """Each character comes out when it is whole, although the decoder calls the bytes in between all invalid."""
     tokenizer = byte_fallback_tokenizer(["x"])

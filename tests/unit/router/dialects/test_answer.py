@@ -28,7 +28,8 @@ EOS = 256
 
 def answer(generated: bytes | list[int] = b"", **sampling: Any) -> Answer:
     params = SamplingParams(**{"max_new_tokens": 5, **sampling})
-    return Answer(NAMES, 2, np.array(list(generated), dtype=np.uint32), params, TOKENIZER, ManualClock())
+    prompt = np.array([97, 98], dtype=np.uint32)
+    return Answer(NAMES, prompt, np.array(list(generated), dtype=np.uint32), params, TOKENIZER, ManualClock())
 
 
 def logprobs(*values: float) -> Any:

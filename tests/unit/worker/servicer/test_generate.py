@@ -22,6 +22,7 @@ from tests.support.answers import collect, generate, read_failure, request
 from tests.support.byte_tokenizer import END_ID, byte_spec
 from tests.support.fake_engine import FakeEngine
 from tests.support.gated_executor import GatedExecutor
+from tests.support.small_tokenizers import metaspace, spec_of
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
@@ -247,6 +248,18 @@ async def test_tokenizing_holds_up_nobody_else() -> None:
         assert (await slow[1]).tokens.tolist() == list(b"user: text\nassistant: ")
         with pytest.raises(InvalidRequest, match="50000"):
             await slow[2]
+
+
+async def test_an_answer_goes_on_with_the_text_of_its_prompt() -> None:
+    """Also by a SentencePiece vocabulary, whose first word has no space before it."""
+    tokenizer, engine = Tokenizer(spec_of(metaspace("first"))), FakeEngine()
+    prompt, answer = tokenizer.encode("the").tolist(), tokenizer.encode("a brown").tolist()[2:]
+    intake = Intake("sim-model", tokenizer, GatedExecutor(), Grammars(engine, None), default_max_new_tokens=9)
+    async with sim_worker(engine=engine, serving=False) as worker:
+        engine.become_ready()
+        prepared = await intake.prepare(request(prompt), worker.requests.require_serving())
+    assert tokenizer.decode(answer) == "brown"
+    assert "".join(map(prepared.texts[0].push, answer)) + prepared.texts[0].finish() == " brown"
 
 
 async def test_a_failure_of_the_engine_ends_the_stream_with_its_error() -> None:
