@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS
-from radixfleet.types import WorkerId, WorkerStatus
+from radixfleet.types import HashArray, WorkerId, WorkerStatus
 
 NEVER = -inf
 """The room of a worker that serves nobody."""
@@ -116,7 +116,7 @@ class RequestView(NamedTuple):
     """One request at the moment of its choice. A named tuple, for that is made in a third of a dataclass's time."""
 
     prompt_tokens: int
-    block_hashes: npt.NDArray[np.uint64]
+    block_hashes: HashArray
     """Chained hashes of the prompt's whole routing blocks."""
     matched_blocks: Sequence[int] | npt.NDArray[np.intp]
     """By slot: how many leading blocks of the prompt the worker holds. What `Sketch.match` returned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from deploy.lab.router import AcceptedPrompts
-from deploy.lab.worker import HashArray
+from radixfleet.types import HashArray
 from worker.servicer.acceptance import Acceptance, AcceptedRequest
 from worker.servicer.prefixes import PrefixChange, PrefixMirror
 from worker.servicer.prompts import ComingPrompts

@@ -6,18 +6,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
 
-import numpy as np
-
 from deploy.lab.presets import Preset
-from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS, namespace, seed_hash
 from radixfleet.clock import Clock
-from radixfleet.types import AcceptedLoad, Incarnation, Load, ModelInfo, TokenArray, WorkerId, WorkerStatus
+from radixfleet.types import AcceptedLoad, HashArray, Incarnation, Load, ModelInfo, TokenArray, WorkerId, WorkerStatus
 from radixfleet.v1 import inference_pb2
 from router.dispatch.chooser import Chooser
 from router.dispatch.lease import Lease
 from router.dispatch.request import PreparedRequest
 from router.index import Sketch
+from router.index.sketch import NO_BLOCKS
 from router.metrics import RouterMetrics
 from router.policies import Policy
 from router.workers.breaker import Breaker
@@ -28,7 +26,6 @@ MODEL = "lab"
 NAMESPACE = namespace(MODEL)
 SEED = seed_hash(NAMESPACE)
 
-_NO_BLOCKS: HashArray = np.empty(0, dtype=np.uint64)
 _NO_MESSAGE = inference_pb2.GenerateRequest()
 
 
@@ -123,7 +120,7 @@ class SimulatedRouter:
         state.incarnation = incarnation
         self.sketch.set_incarnation(state.slot, incarnation)
         if self._deltas:
-            self.sketch.apply_digest(state.slot, incarnation, 0, _NO_BLOCKS)
+            self.sketch.apply_digest(state.slot, incarnation, 0, NO_BLOCKS)
         state.changed()
 
     def lose(self, number: int) -> None:

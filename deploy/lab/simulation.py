@@ -25,12 +25,12 @@ from deploy.lab.clock import VirtualClock
 from deploy.lab.front import SimulatedFront
 from deploy.lab.presets import Preset
 from deploy.lab.router import NAMESPACE, SEED, AcceptedPrompts, SimulatedRouter, StateReport, prepared
-from deploy.lab.worker import Gaps, HashArray, Job, SimulatedWorker, Told
+from deploy.lab.worker import Gaps, Job, SimulatedWorker, Told
 from loadtest.results import Outcome, RunResult
 from loadtest.workloads import Arrival, reusable_tokens
 from radixfleet.blocks import chain_hashes
 from radixfleet.errors import Unavailable
-from radixfleet.types import Incarnation, Load, TokenArray
+from radixfleet.types import HashArray, Incarnation, Load, TokenArray
 from router.dispatch.lease import Lease, Verdict
 from router.index.sketch import NO_BLOCKS
 from router.policies import Policy

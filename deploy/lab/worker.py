@@ -26,14 +26,12 @@ import numpy.typing as npt
 
 from deploy.lab.clock import VirtualClock
 from deploy.lab.presets import Preset
-from radixfleet.types import Load
+from radixfleet.types import HashArray, Load
 from worker.core.messages import Submit
 from worker.core.step import StepPlan, StepResult
 from worker.scheduling.limits import Limits
 from worker.scheduling.request import Request
 from worker.scheduling.scheduler import Scheduler
-
-HashArray = npt.NDArray[np.uint64]
 
 _LEAST_LEAP = 2
 """A shorter stretch is not worth it."""

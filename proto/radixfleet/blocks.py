@@ -13,10 +13,9 @@ import struct
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 
-from radixfleet.types import BlockHash, TokenArray
+from radixfleet.types import BlockHash, HashArray, TokenArray
 
 BLOCK_TOKENS = 64
 BLOCK_SCHEME = 1
@@ -42,7 +41,7 @@ def seed_hash(namespace: Sequence[str]) -> BlockHash:
     return BlockHash(xxhash.xxh3_64_intdigest(b"".join(parts)))
 
 
-def chain_hashes(parent: BlockHash, tokens: TokenArray) -> npt.NDArray[np.uint64]:
+def chain_hashes(parent: BlockHash, tokens: TokenArray) -> HashArray:
     """Hashes of the whole blocks in `tokens`, which must begin at a block boundary, after a block with hash `parent`.
 
     `tokens`: uint32 (or int32, whose bytes are the same), one dimension. Returns len(tokens) // BLOCK_TOKENS hashes.
@@ -52,8 +51,8 @@ def chain_hashes(parent: BlockHash, tokens: TokenArray) -> npt.NDArray[np.uint64
 
 def chain_links(parent: BlockHash, tokens: TokenArray) -> list[bytes]:
     """The same hashes, each as 8 bytes little-endian: what the next one begins with."""
-    num_blocks = len(tokens) // BLOCK_TOKENS
-    blocks = np.ascontiguousarray(tokens[: num_blocks * BLOCK_TOKENS], dtype=_TOKEN_DTYPE).view(_BLOCK_DTYPE).tolist()
+    data = np.ascontiguousarray(tokens, dtype=_TOKEN_DTYPE)
+    blocks = np.frombuffer(data, dtype=_BLOCK_DTYPE, count=len(tokens) // BLOCK_TOKENS).tolist()
     digest, pack = xxhash.xxh3_64_intdigest, _pack_u64
     link = pack(parent)
     return [(link := pack(digest(link + block))) for block in blocks]

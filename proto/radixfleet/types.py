@@ -16,6 +16,9 @@ TokenArray: TypeAlias = npt.NDArray[np.uint32]
 BlockHash = NewType("BlockHash", int)
 """Unsigned 64-bit chained hash of a routing block: names the whole prefix that ends with the block."""
 
+HashArray: TypeAlias = npt.NDArray[np.uint64]
+"""Block hashes, one dimension: those of a prompt's whole blocks in their order, or a set of them."""
+
 Incarnation = NewType("Incarnation", int)
 """Unsigned 64-bit random number of one start of a worker's engine. What was cached before it is gone."""
 

@@ -14,8 +14,7 @@ import numpy as np
 import xxhash
 
 from radixfleet.blocks import BLOCK_TOKENS, chain_links
-from radixfleet.types import BlockHash, TokenArray
-from router.dispatch.request import HashArray
+from radixfleet.types import BlockHash, HashArray, TokenArray
 
 PIECE_BLOCKS = 16
 MOST_PIECES = 4096
@@ -57,7 +56,7 @@ class KnownChains:
             piece = _Piece(b"".join(hashes), BlockHash(int.from_bytes(hashes[-1], "little")))
             self._keep(xxhash.xxh3_64_intdigest(data[begin : begin + _PIECE_BYTES], parent), piece)
             parent, begin = piece.last, begin + _PIECE_BYTES
-        return np.frombuffer(b"".join(links + rest), dtype="<u8").astype(np.uint64, copy=False)
+        return np.frombuffer(b"".join(links + rest), dtype="<u8")
 
     def _find(self, key: int) -> _Piece | None:
         found = self._pieces.get(key)

@@ -11,12 +11,12 @@ from radixfleet import convert
 from radixfleet.blocks import chain_hashes, namespace, seed_hash
 from radixfleet.errors import InvalidRequest
 from radixfleet.text import Tokenizer
-from radixfleet.types import BlockHash, ModelInfo, PromptForm, TokenArray
+from radixfleet.types import BlockHash, HashArray, ModelInfo, PromptForm, TokenArray
 from radixfleet.v1 import inference_pb2
 from router.api.known_chains import KnownChains
 from router.api.plain_text import stand_ins
 from router.api.prompt_length import check_text, check_tokens
-from router.dispatch.request import NO_TOKENIZER, HashArray, PreparedRequest
+from router.dispatch.request import NO_TOKENIZER, PreparedRequest
 
 
 @dataclass(frozen=True, slots=True)

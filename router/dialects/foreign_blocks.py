@@ -19,12 +19,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes
-from radixfleet.types import BlockHash, TokenArray
+from radixfleet.types import BlockHash, HashArray, TokenArray
 
-HashArray = npt.NDArray[np.uint64]
 _NO_TOKENS: TokenArray = np.zeros(0, dtype=np.uint32)
 
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from radixfleet import convert
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes
-from radixfleet.types import BlockHash, TokenArray
+from radixfleet.types import BlockHash, HashArray, TokenArray
 from radixfleet.v1 import inference_pb2
-
-HashArray: TypeAlias = npt.NDArray[np.uint64]
-
 
 NO_TOKENIZER = 0
 """In the place of a tokenizer's fingerprint: the tokens only stand in for those that the engine will make."""

@@ -14,12 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 
-import numpy as np
-import numpy.typing as npt
-
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import Clock
-from radixfleet.types import TokenArray
+from radixfleet.types import HashArray, TokenArray
 
 COUNTERS = 256
 WINDOW_S = 300.0
@@ -73,7 +70,7 @@ class HotPrefixes:
         """A heap of (saved tokens, key) of all in `_now`, as they once were: they have only grown since."""
         self._turned_s = clock.now()
 
-    def saved(self, block_hashes: npt.NDArray[np.uint64], tokens: TokenArray, model: str, cached_tokens: int) -> None:
+    def saved(self, block_hashes: HashArray, tokens: TokenArray, model: str, cached_tokens: int) -> None:
         """A worker found so many tokens of this prompt in its cache.
 
         `block_hashes`: uint64 [blocks], chained, of `tokens`.

@@ -28,9 +28,10 @@ import numpy as np
 
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import Clock, MonotonicClock
+from radixfleet.types import HashArray
 from router.index.lease import BlockLease
 from router.index.mirror import Mirror
-from router.index.users import DepthArray, HashArray, UsedFor, Users
+from router.index.users import DepthArray, UsedFor, Users
 
 NO_BLOCKS: HashArray = np.empty(0, dtype=np.uint64)
 

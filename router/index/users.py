@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from radixfleet.clock import Clock
+from radixfleet.types import HashArray
 from router.index.mirror import Mirror
 
-HashArray = npt.NDArray[np.uint64]
 DepthArray = npt.NDArray[np.intp]
 
 

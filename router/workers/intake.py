@@ -6,12 +6,11 @@ from enum import Enum, auto
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 import structlog
 
 from radixfleet import convert
 from radixfleet.blocks import BLOCK_TOKENS
-from radixfleet.types import Incarnation
+from radixfleet.types import HashArray, Incarnation
 from radixfleet.v1 import worker_pb2
 from router.index.sketch import NO_BLOCKS
 from router.workers.listener import LeasePhase
@@ -126,6 +125,6 @@ class StateIntake:
         return True
 
 
-def _hashes(data: bytes) -> npt.NDArray[np.uint64]:
+def _hashes(data: bytes) -> HashArray:
     """Raises ValueError when the length is no multiple of 8."""
     return np.frombuffer(data, dtype="<u8").astype(np.uint64, copy=False) if data else NO_BLOCKS

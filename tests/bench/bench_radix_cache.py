@@ -15,7 +15,7 @@ from statistics import median
 
 import numpy as np
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import RadixCache
 

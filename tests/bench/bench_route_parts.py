@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.clock import MonotonicClock
 from radixfleet.convert import pack_tokens
 from radixfleet.text import Tokenizer
+from radixfleet.types import HashArray
 from radixfleet.v1 import fleet_pb2, inference_pb2
 from router.api.prompts import Prompts
 from router.api.routing import Routing

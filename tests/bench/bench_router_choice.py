@@ -18,9 +18,8 @@ from random import Random
 
 import numpy as np
 
-from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes, seed_hash
-from radixfleet.types import WorkerId, WorkerStatus
+from radixfleet.types import HashArray, WorkerId, WorkerStatus
 from router.fleet_view import FleetView
 from router.index import Sketch
 from router.index.sketch import NO_BLOCKS

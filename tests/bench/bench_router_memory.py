@@ -20,10 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import psutil
 
-from deploy.lab.worker import HashArray
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.convert import pack_tokens
-from radixfleet.types import Load
+from radixfleet.types import HashArray, Load
 from radixfleet.v1 import fleet_pb2, inference_pb2
 from router.index.sketch import NO_BLOCKS
 from tests.bench.bench_route_parts import IN_FLIGHT, KV_TOKENS, PHASES, VOCABULARY, Held, Router, Watch, routed

@@ -21,7 +21,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes, seed_hash
 from tests.support.cached_sequence import CachedSequence, int32
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.cached_prefix import Inserted, Match, Namespace
 from worker.memory.page_allocator import PageAllocator
 from worker.memory.radix_cache import RadixCache

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.cached_prefix import Inserted, Match
 from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import RadixCache

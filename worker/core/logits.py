@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from radixfleet.types import Grammar
-
-Int32Array: TypeAlias = npt.NDArray[np.int32]
-Float32Array: TypeAlias = npt.NDArray[np.float32]
+from worker.core.arrays import Float32Array, Int32Array
 
 
 class LogitEdits(msgspec.Struct, frozen=True, array_like=True):

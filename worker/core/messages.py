@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
-from radixfleet.types import Capacity, FinishReason, Grammar, Load, MemoryPools
-from worker.core.logits import Float32Array, Int32Array, LogitEdits, TokenLogprobs
+from radixfleet.types import Capacity, FinishReason, Grammar, HashArray, Load, MemoryPools
+from worker.core.arrays import Float32Array, Int32Array
+from worker.core.logits import LogitEdits, TokenLogprobs
 
 
 class Child(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +34,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     """A new request. `uid` is unique within the engine's life; the client's own id never comes here."""
 
     uid: int
-    token_ids: npt.NDArray[np.int32]
+    token_ids: Int32Array
     namespace: tuple[str, ...]
     """Requests share cached prefixes only within a namespace. A tuple, so that no two can collide by concatenation."""
     temperature: float
@@ -176,8 +175,8 @@ class BlockRun(msgspec.Struct, frozen=True, array_like=True):
     """Place of the first of them in its prefix; 0 is the beginning."""
     parent: int
     """Hash of the block before it; at the beginning, the namespace's seed."""
-    hashes: npt.NDArray[np.uint64]
-    token_ids: npt.NDArray[np.int32]
+    hashes: HashArray
+    token_ids: Int32Array
     """64 for each."""
 
 
@@ -185,9 +184,9 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """State of the engine: sent about every 50 ms while something changes, at least every 500 ms as a sign of life."""
 
     load: Load
-    evicted_blocks: npt.NDArray[np.uint64]
+    evicted_blocks: HashArray
     """Routing blocks that left and joined the radix cache since the last report; evictions apply first."""
-    added_blocks: npt.NDArray[np.uint64]
+    added_blocks: HashArray
     counters: dict[str, float]
     """Totals since the engine's start, by name: see `worker.engine.counters`."""
     step_age_s: float

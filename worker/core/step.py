@@ -18,16 +18,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from radixfleet.types import Grammar
+from worker.core.arrays import BoolArray, Int32Array
 from worker.core.logits import LogitEdits, StepLogprobs
 from worker.core.out_of_memory import OutOfMemory
-
-Int32Array: TypeAlias = npt.NDArray[np.int32]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
-
 
 _SPARE_ROWS = 32
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from radixfleet.blocks import BLOCK_TOKENS
+from worker.core.arrays import Int32Array
 from worker.core.messages import BlockRun, Report
-from worker.core.step import Int32Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,11 +11,9 @@ somebody follows them, and cost nothing else.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from radixfleet.types import HashArray
 from worker.core.messages import BlockRun
-
-HashArray = npt.NDArray[np.uint64]
 
 
 class BlockEvents:

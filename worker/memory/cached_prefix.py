@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.page_allocator import PageError
 from worker.memory.radix_tree import Node, pages_of_prefix
 

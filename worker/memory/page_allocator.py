@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.portions import Portions
 
 PADDING_PAGE = 0

@@ -47,9 +47,10 @@ import numpy as np
 import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS
+from radixfleet.types import HashArray
+from worker.core.arrays import Int32Array
 from worker.core.messages import BlockRun
-from worker.core.step import Int32Array
-from worker.memory.block_events import BlockEvents, HashArray
+from worker.memory.block_events import BlockEvents
 from worker.memory.cached_prefix import NO_PAGES, Handle, Inserted, Match, Namespace
 from worker.memory.locks import Locks
 from worker.memory.page_allocator import PageAllocator, PageError
@@ -220,6 +221,14 @@ class RadixCache:
     def unlock(self, handle: Handle) -> None:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
         self._drop_if_empty(self._locks.release(handle.end()))
+
+    def pages_released_by(self, handle: Handle) -> int:
+        """Pages that become evictable when it is unlocked: those that nobody else has locked. O(nodes below them)."""
+        node, num_pages = handle.node, 0
+        while node.parent is not None and node.locks == 1:
+            num_pages += len(node.pages)
+            node = node.parent
+        return num_pages
 
     def allocate(self, num_pages: int) -> Int32Array | None:
         """`num_pages` pages for a request, evicting what the free list lacks; None, nothing evicted, if too few."""

@@ -8,15 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from radixfleet.blocks import BLOCK_TOKENS, chain_hashes, seed_hash
-from radixfleet.types import BlockHash
+from radixfleet.types import BlockHash, HashArray
+from worker.core.arrays import Int32Array
 from worker.core.messages import BlockRun
-from worker.core.step import Int32Array
 from worker.memory.page_allocator import PageError
-
-HashArray = npt.NDArray[np.uint64]
 
 _NOTHING: Int32Array = np.empty(0, dtype=np.int32)
 _NO_HASHES: HashArray = np.empty(0, dtype=np.uint64)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.page_allocator import PageError, pages_for, slots_of
 
 

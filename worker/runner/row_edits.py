@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.core.step import BoolArray, Int32Array, RowStart
+from worker.core.arrays import BoolArray, Int32Array
+from worker.core.step import RowStart
 from worker.memory.transfers import upload, upload_indices
 from worker.runner.row_grammars import Accepted, Masks, RowGrammars
 from worker.sampling.grammar import GrammarCompiler

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.core.step import Int32Array, RowStart
+from worker.core.arrays import Int32Array
+from worker.core.step import RowStart
 from worker.memory.transfers import upload, upload_indices
 from worker.sampling.grammar import GrammarCompiler, GrammarError, Matcher, Words
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from worker.core.arrays import Int32Array
 from worker.core.logits import Logprobs, StepLogprobs
-from worker.core.step import Int32Array, RowStart, StepPlan
+from worker.core.step import RowStart, StepPlan
 
 _IndexArray = npt.NDArray[np.intp]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from worker.core.step import Int32Array, RowStart, StepPlan
+from worker.core.arrays import Int32Array
+from worker.core.step import RowStart, StepPlan
 from worker.memory.transfers import upload
 from worker.sampling.batch import SamplingBatch
 

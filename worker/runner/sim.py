@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from radixfleet.clock import Clock, ManualClock
 from radixfleet.types import Capacity, Grammar, MemoryPools
+from worker.core.arrays import BoolArray
 from worker.core.messages import Ready
 from worker.core.out_of_memory import OutOfMemory
-from worker.core.step import BoolArray, StepPlan, StepResult, rows_for
+from worker.core.step import StepPlan, StepResult, rows_for
 from worker.memory.advisor import Bound
 from worker.runner.sim_model import HashModel, PlanError
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from worker.core.logits import Float32Array, Logprobs, StepLogprobs
-from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan
+from worker.core.arrays import BoolArray, Float32Array, Int32Array
+from worker.core.logits import Logprobs, StepLogprobs
+from worker.core.step import RowStart, StepPlan
 from worker.runner.row_logprobs import RowLogprobs
 
 _U64Array = npt.NDArray[np.uint64]

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from radixfleet.types import MAX_LOGPROBS
+from worker.core.arrays import BoolArray, Int32Array
 from worker.core.logits import StepLogprobs
-from worker.core.step import BoolArray, Int32Array, RowStart, StepPlan
+from worker.core.step import RowStart, StepPlan
 from worker.memory.transfers import download, upload_indices
 from worker.model.llama import LlamaModel
 from worker.runner.row_edits import RowEdits

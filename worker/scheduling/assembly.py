@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker.core.step import Int32Array, RowStart, StepPlan
+from worker.core.arrays import Int32Array
+from worker.core.step import RowStart, StepPlan
 from worker.memory.req_to_token import ReqToTokenPool
 from worker.scheduling.request import Request
 from worker.scheduling.rows import RowIndex

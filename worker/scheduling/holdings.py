@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.cached_prefix import Handle
 from worker.memory.page_allocator import PageAllocator, pages_for
 from worker.memory.radix_cache import RadixCache
@@ -143,6 +143,10 @@ class Holdings:
         """The pages that are the request's own: duplicates, and what lies behind the cached prefix."""
         first, end = holding.handle.length // self.page_size, holding.allocated // self.page_size
         return np.concatenate([*holding.duplicates, self.table.pages_between(holding.row, first, end)])
+
+    def pages_released_by(self, holding: Holding) -> int:
+        """Pages that can be had once it is released: its own, and what it alone has locked in the cache."""
+        return self.num_own_pages(holding) + self.cache.pages_released_by(holding.handle)
 
     def num_own_pages(self, holding: Holding) -> int:
         """How many `own_pages` are."""

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from worker.core.logits import Float32Array, Int32Array, StepLogprobs, TokenLogprobs
+from worker.core.arrays import Float32Array, Int32Array
+from worker.core.logits import StepLogprobs, TokenLogprobs
 from worker.core.step import StepResult
 from worker.scheduling.assembly import Launched
 

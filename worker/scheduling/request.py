@@ -24,8 +24,8 @@ from enum import Enum
 
 import numpy as np
 
+from worker.core.arrays import Int32Array
 from worker.core.messages import Submit
-from worker.core.step import Int32Array
 from worker.memory.cached_prefix import Match
 from worker.scheduling.holdings import Holding
 from worker.scheduling.rows import COLUMNS

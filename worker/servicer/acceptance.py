@@ -18,8 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from radixfleet.blocks import BLOCK_TOKENS
-from radixfleet.types import AcceptedLoad
-from worker.servicer.prefixes import Hashes
+from radixfleet.types import AcceptedLoad, HashArray
 from worker.servicer.prompts import ComingPrompts
 
 PROMPT_S = 0.05
@@ -43,7 +42,7 @@ class Acceptance:
         """All that is accepted; None where there are requests that nobody is told of."""
         return None if self._untold else AcceptedLoad(self._requests, self._tokens)
 
-    def accept(self, block_hashes: Callable[[], Hashes], prompt_tokens: int, *, is_told: bool) -> AcceptedRequest:
+    def accept(self, block_hashes: Callable[[], HashArray], prompt_tokens: int, *, is_told: bool) -> AcceptedRequest:
         """A request was submitted. `block_hashes`: of its prompt, if ever needed."""
         request = AcceptedRequest(self, block_hashes, prompt_tokens)
         if is_told:
@@ -89,7 +88,7 @@ class AcceptedRequest:
     """One that has not ended. Whoever answers it says how far it is."""
 
     acceptance: Acceptance
-    block_hashes: Callable[[], Hashes]
+    block_hashes: Callable[[], HashArray]
     prompt_tokens: int
     uncached: int = 0
     """Of these, how many are to be computed: known when it is admitted, or told of."""

@@ -14,7 +14,6 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
@@ -24,7 +23,7 @@ from radixfleet.output_text.output import OutputText
 from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
-from radixfleet.types import SamplingParams, TokenArray
+from radixfleet.types import HashArray, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
 from worker.core.logits import LogitEdits
 from worker.core.messages import Child, Ready, Submit
@@ -83,7 +82,7 @@ class Prepared:
             children=tuple(Child(*child) for child in zip(uids[1:], seeds[1:], strict=True)),
         )
 
-    def block_hashes(self) -> npt.NDArray[np.uint64]:
+    def block_hashes(self) -> HashArray:
         """Of the prompt's whole routing blocks."""
         return blocks.chain_hashes(blocks.seed_hash(self.namespace), self.tokens)
 

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Hashes = npt.NDArray[np.uint64]
+from radixfleet.types import HashArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class PrefixMirror:
         """What was cached as of `sequence`. One object, which follows."""
         return self._blocks
 
-    def apply(self, evicted: Hashes, added: Hashes) -> None:
+    def apply(self, evicted: HashArray, added: HashArray) -> None:
         """Take a report of the engine; its evictions come first."""
         for block in evicted.tolist():
             self._added.discard(block)

@@ -21,13 +21,13 @@ from typing import Self
 import structlog
 
 from radixfleet import convert
-from radixfleet.types import Load, WorkerStatus
+from radixfleet.types import HashArray, Load, WorkerStatus
 from radixfleet.v1 import worker_pb2
 from worker.core.messages import Report
 from worker.engine.handle import EngineHandle, Notice, StateChange
 from worker.metrics import WorkerMetrics
 from worker.servicer.acceptance import PROMPT_S, Acceptance, AcceptedRequest
-from worker.servicer.prefixes import Hashes, PrefixMirror
+from worker.servicer.prefixes import PrefixMirror
 from worker.servicer.prompts import ComingPrompts
 from worker.servicer.totals import TotalsKeeper
 
@@ -157,7 +157,7 @@ class StateFeed:
         self._draining = False
         self._update_status()
 
-    def accepted(self, block_hashes: Callable[[], Hashes], prompt_tokens: int) -> AcceptedRequest:
+    def accepted(self, block_hashes: Callable[[], HashArray], prompt_tokens: int) -> AcceptedRequest:
         """A request was submitted: tell what is coming. Whoever answers it tells what it returns how far it is.
 
         `block_hashes`: of its prompt. A single watcher has sent it itself, and is not told.

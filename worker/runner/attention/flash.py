@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.transfers import upload, upload_indices
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.paged import PagedBatch, as_pages

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.transfers import still_computes
 from worker.model.configuration import ModelConfig
 from worker.runner.attention.protocol import AttentionBackend, AttentionBatch, CompiledAttention

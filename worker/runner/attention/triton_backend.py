@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.transfers import upload
 from worker.model.configuration import ModelConfig
 from worker.model.fused_ops import next_power_of_two

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from radixfleet.types import HashArray
 from worker.memory.block_events import BlockEvents
 
 
-def hashes(*values: int) -> npt.NDArray[np.uint64]:
+def hashes(*values: int) -> HashArray:
     return np.array(values, dtype=np.uint64)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from radixfleet.blocks import seed_hash
 from tests.support.cached_sequence import int32
-from worker.core.step import Int32Array
+from worker.core.arrays import Int32Array
 from worker.memory.page_allocator import PageError
 from worker.memory.radix_tree import Node, check_node, common_length, grow, hang, hashes_behind, make_root, split, trim
 
