@@ -11,8 +11,10 @@ carry no text: each stands for a run of pseudo-random tokens, the last one cut a
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -21,6 +23,9 @@ from loadtest.workloads import Arrival
 
 ID_TOKENS = 512
 """As published; a trace of one's own may have other blocks."""
+MAX_TOKENS = 1 << 24
+"""Of a prompt, and of an answer: more than any model's context, and few enough to be made."""
+_Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 
 
 class TraceError(ValueError):
@@ -29,8 +34,8 @@ class TraceError(ValueError):
 
 class _Line(msgspec.Struct):
     timestamp: float
-    input_length: int
-    output_length: int
+    input_length: _Tokens
+    output_length: _Tokens
     hash_ids: list[int]
 
 
@@ -80,6 +85,7 @@ class Trace:
             for number, text in enumerate(file, start=1):
                 if len(lines) == self.max_requests:
                     break
+                text = text.removeprefix(BOM_UTF8) if number == 1 else text
                 if text.strip():
                     lines.append(self._decoded(decoder, text, f"{self.path}, line {number}"))
         return lines
@@ -90,8 +96,6 @@ class Trace:
         except msgspec.MsgspecError as error:
             form = "a JSON object with timestamp, input_length, output_length and hash_ids"
             raise TraceError(f"{where}: {error}; each line must be {form}") from error
-        if line.input_length < 1 or line.output_length < 1:
-            raise TraceError(f"{where}: input_length and output_length must be at least 1")
         wanted = -(-line.input_length // self.id_tokens)
         if len(line.hash_ids) != wanted:
             raise TraceError(

@@ -80,8 +80,9 @@ def test_only_the_first_requests_on_demand_and_fields_that_mean_nothing_are_igno
         ("{", "line 2: .*each line must be a JSON object with timestamp"),
         ('{"timestamp": 0, "input_length": 5}', "line 2: .*output_length"),
         (entry(0, 1000, [1]), "line 2: 1 hash_ids for 1000 tokens; there must be 2, one for each 512 tokens"),
-        (entry(0, 0, []), "line 2: input_length and output_length must be at least 1"),
-        (entry(0, 10, [1], output=0), "line 2: input_length and output_length must be at least 1"),
+        (entry(0, 0, []), r"line 2: Expected `int` >= 1 - at `\$.input_length`"),
+        (entry(0, 10, [1], output=0), r"line 2: Expected `int` >= 1 - at `\$.output_length`"),
+        (entry(0, 10, [1], output=10**12), r"line 2: Expected `int` <= 16777216 - at `\$.output_length`"),
         (entry(0, 10, ["x"]), "line 2: .*hash_ids"),
     ],
 )
@@ -89,6 +90,12 @@ def test_a_bad_line_is_named_with_what_is_wrong(write, line: object, message: st
     path = write(entry(0, 10, [1]), line)
     with pytest.raises(TraceError, match=message):
         Trace(path).arrivals(vocab_size=10, seed=0)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark_and_end_lines_as_windows_does(tmp_path: Path):
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b"".join(json.dumps(entry(at, 10, [1])).encode() + b"\r\n" for at in (0, 1)))
+    assert len(Trace(path).arrivals(vocab_size=10, seed=0)) == 2
 
 
 def test_an_empty_trace_is_refused(write):
