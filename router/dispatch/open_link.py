@@ -33,8 +33,12 @@ client that reads nothing of the log probabilities of a long prompt leaves so ma
 _Stream: TypeAlias = "grpc.aio.StreamStreamCall[worker_pb2.RouterFrame, worker_pb2.WorkerFrame]"
 
 
+_REFUSAL_S = 2.0
+"""A refusal comes a moment after its metadata."""
+
+
 class NotSpoken(Exception):
-    """The worker does not know `Worker.Link`."""
+    """The worker does not know `Worker.Link`, or not as we do."""
 
 
 class OpenLink:
@@ -112,10 +116,14 @@ class OpenLink:
         """Wait for the first word of the worker."""
         try:
             if not await is_accepted(self._call):
-                await self._call.read()  # raises the status
+                async with asyncio.timeout(_REFUSAL_S):
+                    await self._call.read()  # raises the status
                 failure = broken(self._worker, "it takes no link")
                 self.end(failure)
                 raise failure
+        except TimeoutError:  # it waits for requests, as an earlier version did without the mark
+            self.end(broken(self._worker, "it takes links of another version"))
+            raise NotSpoken from None
         except grpc.aio.AioRpcError as error:
             self.end(failure_of(error, self._worker))
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:

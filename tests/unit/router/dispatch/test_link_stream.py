@@ -45,6 +45,21 @@ async def test_a_worker_that_does_not_know_links_is_served_by_calls() -> None:
     await worker.kill()
 
 
+async def test_a_worker_of_an_earlier_version_is_served_by_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes a link without a word, and waits for requests: who waited for its word waited without end."""
+    monkeypatch.setattr("tests.support.fake_worker.ACCEPTED", ())
+    monkeypatch.setattr("router.dispatch.open_link._REFUSAL_S", 0.05)
+    worker = await fake_worker().start()
+    async with open_channel(worker.address) as channel:
+        link = StreamLink(channel, Parts(1).workers[0])
+        answers = await asyncio.gather(*(collect(link, sendable(20)) for _ in range(5)))
+        assert all(replies[-1].kind == "end" for replies in answers)
+        assert worker.links == 1
+        assert link._is_silent
+        await link.close()
+    await worker.kill()
+
+
 async def test_all_requests_of_a_worker_share_one_stream() -> None:
     async with running_fleet(1) as fleet:
         await asyncio.gather(*(fleet.client.complete(f"prompt {n}") for n in range(20)))
