@@ -30,6 +30,13 @@ def test_requests_come_at_the_rate_asked_for_or_all_at_once(name: str):
         assert len(arrivals) / arrivals[-1].at_s == pytest.approx(20.0, rel=0.35)
 
 
+def test_a_single_request_is_a_workload_too_as_far_as_its_kind_allows():
+    size = Size(num_workers=1, kv_tokens=WORKING_SET_PREFIX, num_requests=1, requests_per_s=20.0)
+    counts = {name: len(entry.make(size).arrivals(vocab_size=1000, seed=0)) for name, entry in CATALOG.items()}
+    assert (counts["bursts"], counts["chat"]) == (8, 8)
+    assert min(counts.values()) >= 1
+
+
 @pytest.mark.parametrize("factor", [0.5, 0.75, 1.5])
 def test_a_working_set_takes_its_part_of_the_fleets_kv(factor: float):
     arrivals = CATALOG[f"working-set-{factor:g}"].make(SIZE).arrivals(vocab_size=1000, seed=0)

@@ -76,6 +76,7 @@ async def test_refusals_are_results_and_are_not_tried_again():
     async with driver((Overloaded("full", retry_after_s=0.01),)) as (fake, drive):
         driven = await drive.drive("p", [arrival(), arrival()])
     assert [outcome.error for outcome in driven.result.outcomes] == ["RESOURCE_EXHAUSTED: full"] * 2
+    assert [outcome.output_tokens for outcome in driven.result.outcomes] == [0, 0]
     assert len(fake.requests) == 2
     summary = summarize(driven.result, Objective())
     assert (summary.failed, summary.requests, summary.busy_share) == (2, 2, None)
