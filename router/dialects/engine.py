@@ -89,6 +89,13 @@ class EngineSpeaker:
 
     async def info(self) -> worker_pb2.WorkerInfo:
         """Asked anew when the engine may be another one."""
+        try:
+            return await self._told()
+        except BaseException:
+            self._was_lost = True
+            raise
+
+    async def _told(self) -> worker_pb2.WorkerInfo:
         pb = self._words.pb
         asked_s = self._clock.now()
         async with asyncio.timeout(self._timeout_s):
@@ -162,7 +169,7 @@ class EngineSpeaker:
                         async with asyncio.timeout(max(0.0, ends_at_s - self._clock.now())):
                             await changed.wait()
                     load = _load(events.load, self._capacity.kv_tokens) if events.load is not None else load
-        except (grpc.aio.AioRpcError, Unreachable):
+        except (grpc.aio.AioRpcError, Unreachable, asyncio.CancelledError):  # cancelled: it was silent for too long
             self._was_lost = True
             raise
         finally:

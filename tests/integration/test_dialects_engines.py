@@ -103,7 +103,8 @@ async def test_a_tokenizer_is_read_once_for_all_engines_and_takes_its_time(
 ) -> None:
     """Reading a large one stops the event loop for seconds: at each engine, and again whenever one restarted.
 
-    Where it took longer than a question may, the engine was never known.
+    Where it took longer than a question may, the engine was never known. It is killed as it is asked what it is, which
+    it was not taken to be lost by, where it tells no uptime.
     """
     reads = 0
 
@@ -146,6 +147,16 @@ async def test_an_answer_that_the_client_has_whole_is_not_asked_for(make: Callab
         assert last.finished.reason == inference_pb2.FINISH_REASON_LENGTH
         assert last.finished.usage.completion_tokens == 3
         assert (engine.calls, engine.aborts) == ([], [])
+
+
+async def test_nor_is_it_taken_for_cached(make: Callable[..., ForeignEngine]) -> None:
+    engine = make(publishes=False)
+    request = generate_request(PROMPT, {"max_new_tokens": 1, "temperature": 0})
+    request.generated.CopyFrom(pack_tokens(np.array([99], dtype=np.uint32)))
+    async with behind_router(engine) as fleet, grpc.aio.insecure_channel(fleet.router.address) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        assert [message async for message in call][-1].HasField("finished")
+        assert await fleet.matched(engine, PROMPT) == 0
 
 
 async def test_requests_of_one_name_are_kept_apart(make: Callable[..., ForeignEngine]) -> None:

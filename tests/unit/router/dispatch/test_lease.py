@@ -73,9 +73,20 @@ def test_an_engine_that_never_tells_is_not_counted() -> None:
     parts = Parts(1)
     lease = parts.chooser.choose(prepared(300))
     lease.started(None)
+    lease.first_token()
     lease.settle(Verdict.ANSWERED)
     assert counts(parts) == [0, 0, 0, 0]
     assert parts.sketch.match(prepared(300).block_hashes)[0] == 4, "what it computed is taken to be there"
+
+
+def test_an_engine_that_made_no_token_and_tells_nothing_has_cached_nothing() -> None:
+    """Where the client had the whole answer already, its engine is not asked: its prompt was taken to be there."""
+    parts = Parts(1)
+    lease = parts.chooser.choose(prepared(300))
+    lease.started(None)
+    lease.settle(Verdict.ANSWERED)
+    assert parts.sketch.match(prepared(300).block_hashes)[0] == 0
+    parts.check_settled()
 
 
 def test_what_is_short_by_less_than_a_block_of_the_engine_is_not_held_against_it() -> None:
@@ -83,6 +94,7 @@ def test_what_is_short_by_less_than_a_block_of_the_engine_is_not_held_against_it
     for cached, left in ((300 - 128, 4), (0, 0)):
         first = parts.chooser.choose(prepared(300))
         first.started(None)
+        first.first_token()
         first.settle(Verdict.ANSWERED)
         second = parts.chooser.choose(prepared(300))
         assert second.decision.predicted_cached_tokens == 256
