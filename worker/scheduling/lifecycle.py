@@ -113,8 +113,8 @@ class Lifecycle:
             self._retire(request)
 
     def pages_released_by(self, ending: list[Request]) -> int:
-        """Pages that are released once what is in flight has settled, of `ending` and of requests that are leaving."""
-        return sum(self._holdings.num_own_pages(request.held) for request in [*ending, *self.leaving])
+        """Pages that can be had once what is in flight has settled, of `ending` and of requests that are leaving."""
+        return sum(self._holdings.pages_released_by(request.held) for request in [*ending, *self.leaving])
 
     def _learn_growth(self, request: Request) -> None:
         self._admission.growth_share.ended(len(request.outputs) / request.submit.max_new_tokens)

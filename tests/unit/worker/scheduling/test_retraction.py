@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
-from tests.support.sim_worker import SimWorker, make_submit
+from tests.support.sim_worker import SimWorker, make_submit, reference
 
 
 def overcommitted(worker: SimWorker) -> SimWorker:
@@ -60,6 +61,29 @@ def test_nobody_is_retracted_for_a_page_that_is_about_to_be_free() -> None:
     worker.assert_idle()
     assert worker.scheduler.counters.retractions == 0
     for uid in range(3):
+        worker.assert_tokens(uid)
+
+
+@pytest.mark.parametrize("follows_another", [False, True])
+def test_nor_for_pages_that_an_ended_answer_has_left_in_the_cache(*, follows_another: bool) -> None:
+    """A step of it is in flight, so they are locked still. 1 and 2 need a page at once, and skip one step.
+
+    `follows_another`: what it found in the cache at its beginning is locked by it alone, too.
+    """
+    worker = overcommitted(SimWorker(num_pages=11, page_size=4, max_running=3, chunk=64))
+    if follows_another:
+        worker.submit(make_submit(9, np.arange(8), 1))
+        worker.run(in_flight=1)
+    answer = make_submit(0, np.arange(8), 20)
+    third = reference(answer, worker.vocab_size)[0][2]
+    worker.submit(msgspec.structs.replace(answer, stop_token_ids=(third,)))
+    worker.submit(make_submit(1, np.arange(13) + 5, 8))
+    worker.submit(make_submit(2, np.arange(13) + 9, 8))
+    worker.run(in_flight=2)
+    worker.assert_idle()
+    assert len(worker.state(0).tokens) == 3
+    assert (worker.scheduler.counters.stalled_decodes, worker.scheduler.counters.retractions) == (2, 0)
+    for uid in range(1, 3):
         worker.assert_tokens(uid)
 
 
