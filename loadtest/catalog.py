@@ -16,11 +16,11 @@ LEAST_PROMPTS_PER_GROUP = 4
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a workload is made for."""
+    """The fleet and the amount of requests that a workload is made for."""
 
     num_workers: int
     kv_tokens: int
-    """Of all workers together."""
+    """Tokens that the KV pools of all workers hold together."""
     num_requests: int
     """About so many; a working set may take more."""
     requests_per_s: float

@@ -98,6 +98,6 @@ def _queue_curves(results: Sequence[RunResult]) -> list[Line]:
 
 
 def _left_queue_s(started_s: float | None, ended_s: float | None) -> float:
-    """One that was never begun waited until it failed."""
+    """When a request stopped waiting: when it was begun, or, if it never was, when it failed."""
     moment_s = started_s if started_s is not None else ended_s
     return moment_s if moment_s is not None else float("inf")

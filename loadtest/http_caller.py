@@ -25,7 +25,7 @@ _OK = 200
 
 
 class PromptDetails(msgspec.Struct, frozen=True):
-    """Of a usage."""
+    """`usage.prompt_tokens_details`."""
 
     cached_tokens: int | None = None
 
@@ -53,7 +53,7 @@ class Chunk(msgspec.Struct, frozen=True):
     error: Any = None
 
     def counts_after(self, before: Usage) -> Usage:
-        """What is counted once it has come: a usage without tokens, {} above all, tells nothing."""
+        """The counts known after this chunk: its own where it has any, else those before. Some servers send {}."""
         return before if self.usage is None or self.usage.completion_tokens is None else self.usage
 
 
@@ -181,13 +181,13 @@ async def served_models(session: aiohttp.ClientSession, url: str, key: str = "")
 
 
 def base(url: str) -> str:
-    """Of OpenAI's API there."""
+    """The base URL of OpenAI's API at `url`: it ends in /v1."""
     url = url.rstrip("/")
     return url if url.endswith("/v1") else f"{url}/v1"
 
 
 def headers(key: str) -> dict[str, str]:
-    """Of each request."""
+    """HTTP headers of a request; `key`: the API key, empty for none."""
     return {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 

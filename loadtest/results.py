@@ -21,10 +21,11 @@ class Outcome:
     ceiling_tokens: int
     """Prompt tokens that an earlier request had too."""
     worker: int = -1
-    """Where it went, last; -1: nowhere."""
+    """Number of the worker that it was last sent to; -1: it was sent to none."""
     reason: str = ""
-    """Why there."""
+    """Why the router chose that worker."""
     tries: int = 0
+    """Workers that it was sent to, one after the other. 0: none, or the server does not tell."""
     reachable_tokens: int = 0
     """Thought to be cached on the eligible worker that holds most of the prompt."""
     predicted_tokens: int = 0

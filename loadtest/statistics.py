@@ -32,7 +32,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Of times, in seconds. All 0 where there are none."""
+    """Mean and percentiles of times, in seconds; all 0 where there are no times."""
 
     mean: float
     p50: float
@@ -87,12 +87,14 @@ class Summary:
     predicted_rate: float
     """predicted - hit: lost to the router's index."""
     prediction_error: float
-    """How far predicted and found cached tokens are apart in sum, as a share of what was found, or of the prompts
-    where nothing was. All in whole blocks: what a worker has beyond its last whole block, no router predicts."""
+    """|predicted - found| cached blocks, both summed over all requests, divided by the blocks found (by the prompts'
+    blocks where none was found). In whole blocks, because routers predict only these, while workers find tokens."""
     request_prediction_error: float
-    """The same by the request: too much and too little do not make up for each other."""
+    """The same with the difference taken for each request before it is summed, so that predictions that are too high
+    for some requests and too low for others do not cancel."""
     tells_routes: bool
-    """Otherwise what was reachable and predicted is not known, and stands as 0."""
+    """Whether the router told its predictions. If not, the reachable, predicted and error figures above mean nothing.
+    """
     ttft_s: Percentiles
     queue_s: Percentiles
     """From arrival to the first step."""
@@ -105,9 +107,9 @@ class Summary:
     """Good requests a second."""
     good_share: float
     request_shares: tuple[float, ...]
-    """Of each worker."""
+    """Each worker's share of the requests."""
     work_shares: tuple[float, ...]
-    """The same by tokens computed: prompts without what was cached, and answers."""
+    """Each worker's share of the tokens computed: prompts less what was cached, and answers."""
     busy_share: float | None
     """Mean over the workers of the time in which they computed; None where it is not known."""
 

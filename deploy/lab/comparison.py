@@ -14,10 +14,10 @@ from router.policies import Policy
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What is run once: a policy in a setup."""
+    """One run of a comparison: a policy and the setup that it runs in."""
 
     name: str
-    """Unlike that of any other variant of the comparison."""
+    """Unique among the variants of a comparison."""
     policy: Policy
     setup: Setup
 

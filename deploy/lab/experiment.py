@@ -41,22 +41,26 @@ class Experiment:
     workload: str
     """Name in the catalog, or path of a trace."""
     policies: str = "all"
-    """Names with commas."""
+    """Names, separated by commas."""
     workers: int = 8
     gpus: str = "h100-8b"
-    """Names with commas; they take turns."""
+    """Names of presets, separated by commas. Worker i has the one at place i modulo their number."""
     kv_tokens: int | None = None
+    """Size of each KV pool. None: what the preset's memory gives."""
     requests: int | None = None
+    """None: `DEFAULT_REQUESTS` of a generated workload, all of a trace."""
     rate: float | None = None
+    """Mean requests a second; at most one of rate, load and speed is given."""
     load: float | None = None
-    """Of what the fleet could take with perfect caching. None: `DEFAULT_LOAD`, and a trace as it was recorded."""
+    """Rate as a share of what the fleet could take with perfect caching. None: `DEFAULT_LOAD`; a trace as recorded."""
     speed: float | None = None
-    """Of a trace alone."""
+    """Replay a trace so many times as fast as it was recorded. Generated workloads have no speed."""
     id_tokens: int = ID_TOKENS
+    """Prompt tokens that each of a trace's hash_ids stands for."""
     routers: tuple[int, ...] = (1,)
-    """Each policy is run with each number of routers, ..."""
+    """Numbers of routers; each policy is run with each of them, and ..."""
     truths: tuple[Truth, ...] = ("deltas",)
-    """... and each way to know caches."""
+    """... with each way in which routers learn what caches hold (see `Setup.truth`)."""
     report_delay_s: float = 0.1
     seed: int = 0
 

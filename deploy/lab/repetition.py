@@ -11,7 +11,7 @@ from loadtest.statistics import Summary
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A policy over all seeds: means, but where it is said."""
+    """A policy over all seeds: each figure is the mean of the seeds' figures, unless it says otherwise."""
 
     policy: str
     hit_rate: float
@@ -28,7 +28,7 @@ class Standing:
 
 
 def standings(by_seed: Sequence[Sequence[Summary]]) -> list[Standing]:
-    """Of each policy. All seeds have the same policies, in the same order."""
+    """The standing of each policy. All seeds have the same policies, in the same order."""
     by_policy = list(zip(*by_seed, strict=True))
     best = min(by_policy, key=lambda summaries: fmean(_ttfts_s(summaries)))
     found = []
@@ -61,5 +61,5 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean of the values; 0 of one, which tells nothing."""
+    """Standard error of the mean of `values`; 0 for a single value, from which no spread can be told."""
     return float(stdev(values)) / len(values) ** 0.5 if len(values) > 1 else 0.0

@@ -31,17 +31,18 @@ _NO_MESSAGE = inference_pb2.GenerateRequest()
 
 @dataclass(frozen=True, slots=True)
 class AcceptedPrompts:
-    """What a worker has accepted: blocks that it has not computed yet, as they change, and all that there is to do."""
+    """What a worker has accepted and not computed: the change since the last one, and the load in all."""
 
     coming: HashArray
+    """Blocks of prompts accepted since, which will soon be in the cache."""
     gone: HashArray
-    """They come no more."""
+    """Blocks that were coming and are no more: they are computed, or their requests ended before."""
     load: AcceptedLoad
 
 
 @dataclass(frozen=True, slots=True)
 class StateReport:
-    """What a worker says of itself now and then."""
+    """One message of a worker's state stream."""
 
     incarnation: Incarnation
     sequence: int
@@ -49,9 +50,9 @@ class StateReport:
     evicted: HashArray
     added: HashArray
     accepted: AcceptedPrompts | None = None
-    """None: there is no other router from which prompts could come."""
+    """None with a single router, which has sent all prompts itself."""
     is_between_reports: bool = False
-    """Only what was accepted is new."""
+    """Only `accepted` is new; the rest repeats the last report."""
 
 
 def prepared(name: str, tokens: TokenArray, block_hashes: HashArray) -> PreparedRequest:
@@ -60,7 +61,7 @@ def prepared(name: str, tokens: TokenArray, block_hashes: HashArray) -> Prepared
 
 
 class SimulatedRouter:
-    """Knows the workers that were added, by their number."""
+    """One router of the fleet. Callers name workers by number: their place among the setup's presets."""
 
     def __init__(self, policy: Policy, clock: Clock, random: Random, *, deltas: bool) -> None:
         """`deltas`: the workers tell what they cache; else the router has only its own record, and the receipts."""

@@ -4,11 +4,13 @@
     worker --every REPORT_S while it works--> report of load and cache --report_delay_s later--> every router
     front  --within PROMPT_S, where there are several routers--> what it has accepted --LINK_S later--> every router
 
-A request, a receipt, a first token and an end take no time on their way: a router learns of them from the streams it
-relays. Reports come late. A worker that stops takes its requests with it: those without a token are tried once more,
-elsewhere, as the router does; the others fail.
+A router learns of receipts, first tokens and ends from the streams that it relays, so these take no time here. Reports
+arrive `report_delay_s` late. When a worker is lost, its requests without a token are sent to another worker once, as
+the real router does; the others fail.
 
-Everything follows from the arrivals, the setup and its seed; two runs give the same result to the last bit.
+The agenda is a heap of (time, number, function, argument). `run` takes the earliest event, sets the clock to its time
+and calls the function, which may schedule more. Events of one time run in the order in which they were scheduled, and
+all randomness comes from the seed, so two runs of one setup give the same result to the last bit.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from worker.core.messages import Submit
 from worker.servicer.acceptance import PROMPT_S
 
 REPORT_S = 0.1
-"""As a worker's state stream: at most so often while something changes, ..."""
+"""Least time between two reports of a worker that works."""
 HEARTBEAT_S = 1.0
-"""... and at least so often."""
+"""Time between two reports of an idle worker."""
 LINK_S = 0.001
-"""From one process to another."""
+"""Time that a message takes from a front to a router."""
 MAX_TRIES = 2
 
 Truth = Literal["deltas", "receipts"]
@@ -51,7 +53,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A worker is not there from `from_s` to `until_s`, and comes (back) with an empty cache."""
+    """A worker is lost at `from_s` and starts at `until_s` with an empty cache. From 0 s: it joins at `until_s`."""
 
     worker: int
     from_s: float
@@ -63,17 +65,17 @@ class Setup:
     """A fleet, and what happens to it."""
 
     presets: Sequence[Preset]
-    """Of each worker."""
+    """One for each worker."""
     seed: int = 0
     truth: Truth = "deltas"
-    """receipts: workers tell nothing of their caches but what each request found."""
+    """deltas: workers report every change of their caches. receipts: they report none, and a router learns only how
+    many tokens each request found."""
     report_delay_s: float = 0.1
     num_routers: int = 1
     """Arrivals are dealt to them at random; each sees all reports, and its own requests."""
     outages: Sequence[Outage] = ()
-    """From 0 s: a worker that joins later."""
     leaps: bool = True
-    """False: the slow way; it must make no difference."""
+    """False: simulate every step by itself, which is slow and gives the same result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,23 +108,24 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A place for a worker: empty while the worker is out."""
+    """A worker's place in the fleet, which outlives the worker: `worker` and `front` are None during an outage."""
 
     number: int
     preset: Preset
     incarnation: Incarnation
     worker: SimulatedWorker | None = None
     front: SimulatedFront | None = None
-    """None with a single router, which knows all prompts, and where workers tell nothing of their caches."""
-    due_s: float | None = None
-    """For when its next `end` stands in the agenda."""
+    """None too with one router, which has sent the worker all its prompts itself, and with receipts."""
+    end_at_s: float | None = None
+    """Time of the `_end_step` event that the agenda holds for it, so that none is scheduled twice."""
     sequence: int = 0
+    """Sequence number of the last report; it grows with each report that tells a change of the cache."""
     known_load: Load = Load()  # noqa: RUF009  frozen
-    """As routers know it, by the last report that has come."""
-    told_at_s: float = 0.0
-    """When routers are told, or were told last, of what it has accepted since."""
+    """Load in the last report that has arrived at the routers."""
+    accepted_at_s: float = 0.0
+    """Time of the last `_send_accepted` event, past or still to come."""
     report_at_s: float = 0.0
-    """When the next report is to be taken."""
+    """Time of the next report. A `_report` event of another time was superseded and does nothing."""
     busy_s: float = 0.0
     gaps: list[Gaps] = field(default_factory=list)
 
@@ -142,14 +145,14 @@ class Simulation:
         ]
         self._places = [_Place(number, preset, Incarnation(0)) for number, preset in enumerate(setup.presets)]
         self._requests: dict[int, _Request] = {}
-        """Those that have not ended, by uid: their place in the workload."""
+        """Requests that have not ended, by uid, which is their index in the workload."""
         self._outcomes: list[Outcome] = []
         self._agenda: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._noted = 0
+        self._num_scheduled = 0
 
     @property
     def routers(self) -> Sequence[SimulatedRouter]:
-        """For tests."""
+        """The routers, for tests to look into."""
         return self._routers
 
     def run(self, on_progress: Progress = lambda _: None) -> RunResult:
@@ -172,17 +175,18 @@ class Simulation:
             for router in self._routers:
                 router.add(place.number, place.preset)
         for outage in self._setup.outages:
-            self._note(outage.from_s, self._lose, self._places[outage.worker])
-            self._note(outage.until_s, self._start, self._places[outage.worker])
+            self._schedule(outage.from_s, self._lose, self._places[outage.worker])
+            self._schedule(outage.until_s, self._start, self._places[outage.worker])
         late = {outage.worker for outage in self._setup.outages if outage.from_s == 0}
         for place in self._places:
             if place.number not in late:
                 self._start(place)
-        self._note(self._workload.arrivals[0].at_s, self._arrive, 0)
+        self._schedule(self._workload.arrivals[0].at_s, self._arrive, 0)
 
-    def _note(self, at_s: float, act: Callable[[Any], None], subject: Any) -> None:
-        self._noted += 1
-        heapq.heappush(self._agenda, (at_s, self._noted, act, subject))
+    def _schedule(self, at_s: float, act: Callable[[Any], None], subject: Any) -> None:
+        """Call `act(subject)` at `at_s`."""
+        self._num_scheduled += 1
+        heapq.heappush(self._agenda, (at_s, self._num_scheduled, act, subject))
 
     def _arrive(self, index: int) -> None:
         arrivals = self._workload.arrivals
@@ -194,7 +198,7 @@ class Simulation:
         self._outcomes.append(outcome)
         self._requests[index] = _Request(arrival, router, outcome, arrival.token_ids, arrival.answer_ids)
         if index + 1 < len(arrivals):
-            self._note(arrivals[index + 1].at_s, self._arrive, index + 1)
+            self._schedule(arrivals[index + 1].at_s, self._arrive, index + 1)
         self._dispatch(index)
 
     def _dispatch(self, uid: int, excluded: Sequence[int] = ()) -> None:
@@ -215,7 +219,7 @@ class Simulation:
         assert place.worker is not None, "a router chose a worker that is out"
         if place.front is not None:
             place.front.accept(uid, hashes, len(request.tokens))
-            self._note_telling(place)
+            self._schedule_accepted(place)
         place.worker.submit(Job(_submit(uid, request), request.answer.tolist()))
         self._follow(place)
         self._wake(place)
@@ -223,18 +227,18 @@ class Simulation:
     def _end_step(self, place: _Place) -> None:
         worker = place.worker
         if worker is None or worker.ends_at_s != self._clock.now():
-            return  # A stretch that was cut short, or a worker that is gone.
+            return  # The stretch of steps was cut short since, or the worker was lost.
         worker.end()
         self._follow(place)
 
     def _follow(self, place: _Place) -> None:
-        """After a worker did something: pass on what it told, and note when it is going to do more."""
+        """After a worker did something: pass on what it told, and schedule the end of what it does now."""
         assert place.worker is not None
         self._pass_on(place, place.worker.told())
         ends_at_s = place.worker.ends_at_s
-        if ends_at_s is not None and ends_at_s != place.due_s:
-            self._note(ends_at_s, self._end_step, place)
-        place.due_s = ends_at_s
+        if ends_at_s is not None and ends_at_s != place.end_at_s:
+            self._schedule(ends_at_s, self._end_step, place)
+        place.end_at_s = ends_at_s
 
     def _pass_on(self, place: _Place, told: Told) -> None:
         now_s = self._clock.now()
@@ -254,30 +258,30 @@ class Simulation:
             request = self._requests.pop(uid)
             request.outcome.ended_s = now_s
             _lease_of(request).settle(Verdict.ANSWERED, request.answer)
-            self._over(place, uid)
+            self._tell_front_end(place, uid)
         for uid, why in told.failed:
             _lease_of(self._requests[uid]).settle(Verdict.ANSWERED)
-            self._over(place, uid)
+            self._tell_front_end(place, uid)
             self._fail(uid, why)
 
-    def _over(self, place: _Place, uid: int) -> None:
-        """A request has ended. The front hears it after the reports that are on their way to it."""
+    def _tell_front_end(self, place: _Place, uid: int) -> None:
+        """A request has ended. Its front learns it only once the engine's reports before the end have arrived there."""
         if place.front is not None:
-            self._note(self._clock.now() + self._setup.report_delay_s, place.front.end, uid)
+            self._schedule(self._clock.now() + self._setup.report_delay_s, place.front.end, uid)
 
     def _fail(self, uid: int, why: str) -> None:
         outcome = self._requests.pop(uid).outcome
         outcome.ended_s, outcome.error = self._clock.now(), why
 
     def _wake(self, place: _Place) -> None:
-        """The worker has work: its next report is due soon."""
+        """The worker has got work: its next report comes within REPORT_S, and no longer at the next heartbeat."""
         now_s = self._clock.now()
         if place.report_at_s > now_s + REPORT_S:
-            self._note_report(place, now_s + REPORT_S)
+            self._schedule_report(place, now_s + REPORT_S)
 
-    def _note_report(self, place: _Place, at_s: float) -> None:
+    def _schedule_report(self, place: _Place, at_s: float) -> None:
         place.report_at_s = at_s
-        self._note(at_s, self._report, (place, place.incarnation, at_s))
+        self._schedule(at_s, self._report, (place, place.incarnation, at_s))
 
     def _report(self, due: tuple[_Place, Incarnation, float]) -> None:
         place, incarnation, at_s = due
@@ -288,12 +292,15 @@ class Simulation:
         self._follow(place)
         place.sequence += len(evicted) > 0 or len(added) > 0
         report = StateReport(incarnation, place.sequence, load, evicted, added)
-        self._note(at_s + self._setup.report_delay_s, self._take_report, (place, report))
-        self._note_report(place, at_s + REPORT_S if worker.uids else self._next_heartbeat_s(at_s))
+        self._schedule(at_s + self._setup.report_delay_s, self._take_report, (place, report))
+        self._schedule_report(place, at_s + REPORT_S if worker.uids else self._next_heartbeat_s(at_s))
 
     def _next_heartbeat_s(self, at_s: float) -> float:
-        """Of an idle worker. While all are, nothing changes until the next request: only the heartbeat that routers
-        have last heard of by then is worth its time, so that a fleet may wait for years."""
+        """When an idle worker reports next.
+
+        While the whole fleet is idle, reports say nothing new until the next arrival. Of them only the last that
+        reaches the routers before it is simulated, so that a trace with long pauses costs no more than one without.
+        """
         arrivals = self._workload.arrivals
         if self._requests or len(self._outcomes) == len(arrivals):
             return at_s + HEARTBEAT_S
@@ -308,20 +315,20 @@ class Simulation:
         for router in self._routers:
             router.take(place.number, report)
 
-    def _note_telling(self, place: _Place) -> None:
-        """Its front has something to tell of: at once, unless it has just done so."""
+    def _schedule_accepted(self, place: _Place) -> None:
+        """Its front has accepted a request: it tells the routers at once, or PROMPT_S after it last did."""
         now_s = self._clock.now()
-        if place.told_at_s <= now_s:
-            place.told_at_s = max(now_s, place.told_at_s + PROMPT_S)
-            self._note(place.told_at_s, self._tell, (place, place.incarnation))
+        if place.accepted_at_s <= now_s:
+            place.accepted_at_s = max(now_s, place.accepted_at_s + PROMPT_S)
+            self._schedule(place.accepted_at_s, self._send_accepted, (place, place.incarnation))
 
-    def _tell(self, due: tuple[_Place, Incarnation]) -> None:
+    def _send_accepted(self, due: tuple[_Place, Incarnation]) -> None:
         place, incarnation = due
         if place.front is None or place.incarnation != incarnation:
             return
-        self._note(self._clock.now() + LINK_S, self._hear, (place, incarnation, place.front.tell()))
+        self._schedule(self._clock.now() + LINK_S, self._take_accepted, (place, incarnation, place.front.tell()))
 
-    def _hear(self, told: tuple[_Place, Incarnation, AcceptedPrompts]) -> None:
+    def _take_accepted(self, told: tuple[_Place, Incarnation, AcceptedPrompts]) -> None:
         place, incarnation, accepted = told
         load = place.known_load if place.incarnation == incarnation else Load()
         news = StateReport(incarnation, 0, load, NO_BLOCKS, NO_BLOCKS, accepted, is_between_reports=True)
@@ -331,17 +338,17 @@ class Simulation:
     def _start(self, place: _Place) -> None:
         place.incarnation = Incarnation(place.incarnation + 1)
         place.worker = SimulatedWorker(place.preset, self._clock, leaps=self._setup.leaps)
-        place.sequence, place.known_load, place.told_at_s = 0, Load(), 0.0
+        place.sequence, place.known_load, place.accepted_at_s = 0, Load(), 0.0
         if len(self._routers) > 1 and self._setup.truth == "deltas":
             place.front = SimulatedFront()
         for router in self._routers:
             router.connect(place.number, place.incarnation)
-        # Not all workers at the same moment.
+        # Spread over REPORT_S, as workers that started independently are.
         offset_s = REPORT_S * place.number / len(self._places)
-        self._note_report(place, self._clock.now() + REPORT_S + offset_s)
+        self._schedule_report(place, self._clock.now() + REPORT_S + offset_s)
 
     def _lose(self, place: _Place) -> None:
-        """The worker is gone, with all that it had."""
+        """The worker dies: its cache is gone, and its requests are sent elsewhere or fail."""
         if place.worker is None:
             return
         uids = place.worker.uids
@@ -357,7 +364,7 @@ class Simulation:
                 self._fail(uid, "the worker was lost")
 
     def _empty(self, place: _Place) -> None:
-        """Take the worker out, and keep its figures."""
+        """Take the worker out of its place, and keep its figures for the result."""
         if place.worker is not None:
             place.worker.scheduler.check()
             place.busy_s += place.worker.busy_s

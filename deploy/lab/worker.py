@@ -1,17 +1,18 @@
 """One simulated worker: the real scheduler, radix cache and page accounting; a cost model in place of the device.
 
-Steps are planned one at a time, each when the last has ended, and scheduling takes no time. Between two events a
-worker mostly decodes, so a stretch of steps that do nothing else (`Scheduler.steps_ahead`) is timed at once, and done
-by a leap only when somebody looks: at its end, or when a request comes or a report is due in the midst of it. A leap
-from there includes the step that runs, of which nothing can be seen from outside but the pages that it has taken
-already; unless a request ends in it, for then it is planned by itself. So nobody can tell the difference, and
-`leaps=False` takes every step by itself, to prove it.
+Steps are planned one at a time, each when the last has ended; scheduling takes no time. Whoever drives the worker
+calls `end` when the clock stands at `ends_at_s`. Tokens are those of the job's answer.
+
+Most steps only decode, with the same requests before and after. `Scheduler.steps_ahead` says how many such steps follow
+one another. Such a stretch is timed as a whole when it begins, and `Scheduler.leap` executes all of it at once, at its
+end. When a request arrives or a report is due in its midst (`_interrupt`), the leap executes the steps up to and with
+the one that runs at that moment; that step ends, and the next is planned, when it would have without leaps. Only the
+last step of a stretch, in which a request may end, is then planned by itself. Leaps change nothing that can be seen
+from outside: with `leaps=False` every step is executed by itself, and the tests compare the two.
 
     [--- step ---][--- stretch of steps ---------][--- step ---]        `end` is due at `ends_at_s`
-                                 ^ somebody looks
-                  [---- leap -----]|                                    `end` is due, and the next begins
-
-The tokens are those of the job's answer. Time is the clock's; whoever drives it calls `end` exactly at `ends_at_s`.
+                                 ^ a request arrives
+                  [---- leap -----]|                                    `end` is due here, and the next step begins
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from worker.scheduling.request import Request
 from worker.scheduling.scheduler import Scheduler
 
 _LEAST_LEAP = 2
-"""A shorter stretch is not worth it."""
+"""Steps in the shortest stretch that is worth a leap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,11 +53,11 @@ class Told:
     """What happened to jobs, by uid."""
 
     admitted: list[tuple[int, int]] = field(default_factory=list)
-    """With the tokens found in the cache."""
+    """(uid, prompt tokens found in the cache)."""
     first_tokens: list[int] = field(default_factory=list)
     ended: list[int] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
-    """With the reason: it can never fit here."""
+    """(uid, why the job can never fit on this worker)."""
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Gaps:
 
 
 class SimulatedWorker:
-    """See the head of the module."""
+    """Serves jobs one step after the other: see the head of the module."""
 
     def __init__(self, preset: Preset, clock: VirtualClock, *, leaps: bool = True) -> None:
         self.preset = preset
@@ -93,7 +94,7 @@ class SimulatedWorker:
         self._jobs: dict[int, Job] = {}
         self._job_of_row: dict[int, Job] = {}
         self._last_token_s: dict[int, float] = {}
-        """Of requests that have a token and run."""
+        """When each running request got its latest token."""
         self._started_s = 0.0
         self._plan: StepPlan | None = None
         """The step that runs."""
@@ -209,7 +210,7 @@ class SimulatedWorker:
             self._in_step = len(said.outputs) - len(said.ended) == len(self.scheduler.running_uids)
 
     def _interrupt(self) -> None:
-        """Somebody looks: if a stretch runs, it ends with the step that runs."""
+        """Cut the stretch that runs, if one does, to the steps that have begun by now, and execute these."""
         if self._ends_s is None:
             return
         ends_s = self._ends_s
@@ -222,7 +223,7 @@ class SimulatedWorker:
             self._launch()
 
     def _leap(self, ends_s: npt.NDArray[np.float64]) -> None:
-        """Do the steps that end then."""
+        """Execute the stretch's steps that end at these times."""
         self._ends_s = None
         if not len(ends_s):
             return
