@@ -3,7 +3,8 @@
 uvicorn limits how long a connection may be idle between requests, and not how long a request may take to begin, nor how
 large its head may be, nor how long the rest of a body may take that was answered before its end: clients that send a
 line a minute would hold as many connections as they like, and one line of a hundred megabytes, which is copied for each
-piece of it that comes, the event loop. What a body may take that is waited for is `guard`'s matter.
+piece of it that comes, the event loop. Nor how long a client may read nothing of its answer, which keeps a worker busy.
+What a body may take that is waited for is `guard`'s matter.
 
 Java's HTTP client asks to upgrade to HTTP/2 in each request. The parser takes what follows the head for the other
 protocol, so that the body is lost; so a head that asks is read again without the question, which a server may ignore.
@@ -21,6 +22,8 @@ HEAD_S = 15.0
 """From the connection, or from the first byte of a further request, to the end of the headers."""
 REST_S = 60.0
 """For the rest of a body whose answer was given before its end, and the next head."""
+STALL_S = 120.0
+"""In which a client must read some 48 KiB when its answer fills all buffers on the way."""
 MAX_HEAD_BYTES = 64 * 1024
 
 
@@ -29,9 +32,11 @@ class CarefulProtocol(HttpToolsProtocol):
 
     head_s = HEAD_S
     rest_s = REST_S
+    stall_s = STALL_S
     _deadline: asyncio.TimerHandle | None = None
     """Of a head."""
     _rest: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
     _head_bytes = 0
     """Of the head that is awaited; what came together with the end of the request before it is not counted."""
 
@@ -98,9 +103,20 @@ class CarefulProtocol(HttpToolsProtocol):
         if has_rest:
             self._rest = self.loop.call_later(self.rest_s, self._give_up)
 
+    def pause_writing(self) -> None:
+        """The client does not read as fast as its answer comes."""
+        super().pause_writing()
+        self._stall = self.loop.call_later(self.stall_s, self._give_up)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        super().resume_writing()
+        self._end_stall()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more to wait for. uvicorn itself keeps a connection that was reset until it would have been idle."""
         self._forget()
+        self._end_stall()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -133,6 +149,11 @@ class CarefulProtocol(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self.transport.abort()
+
+    def _end_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _forget(self) -> None:
         for timer in (self._deadline, self._rest):

@@ -11,6 +11,7 @@ import pytest
 from radixfleet.errors import Overloaded
 from radixfleet.types import WorkerStatus
 from router.app import drain, running_router
+from router.http.openai import event_stream
 from tests.support.fake_worker import Script
 from tests.support.http_client import connected, get, post
 from tests.support.http_fleet import http_fleet
@@ -49,6 +50,26 @@ async def test_a_worker_that_still_loads_is_not_there_yet_and_the_prompt_is_not_
         assert refused.headers["retry-after"] == "5"
         assert (await get(router.http_port, "/health")).status == 503
         await worker.kill()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_that_waits_for_long_is_kept_alive(*, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "SILENCE_S", 0.05)
+    start = asyncio.Event()
+    error = Overloaded("too much") if fails else None
+    worker = fake_worker(script=lambda _: Script(before_first_token=start, error=error, error_after=0))
+    async with running_fleet([worker], http_port=0) as fleet, connected(fleet.router.http_port) as connection:
+        await connection.send("POST", CHAT, json.dumps({**HI, "stream": True}).encode())
+        status, headers = await connection.head()
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert [await connection.chunk() for _ in range(3)] == [b":\n\n"] * 3
+        start.set()
+        body = b""
+        while part := await connection.chunk():
+            body += part
+        last = body.replace(b":\n\n", b"").split(b"\n\n")[-2]
+        assert (b"too much" in last) is fails
+        assert (last == b"data: [DONE]") is not fails
 
 
 async def test_the_metrics_are_those_of_the_router() -> None:

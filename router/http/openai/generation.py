@@ -1,7 +1,7 @@
 """POST /v1/completions and /v1/chat/completions: the way of a request through the dispatcher, and of its answer back.
 
-Until the first token nothing is sent, so whatever fails by then has a status of its own. A failure after that is an
-event with an error object, and no [DONE] behind it.
+Until the first token, or until a stream was silent for long, nothing is sent, so whatever fails by then has a status of
+its own. A failure after that is an event with an error object, and no [DONE] behind it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class GenerateEndpoint(Generic[RequestT]):
                 await stream.flush()
 
         try:
-            async with client_present(receive):
+            async with client_present(receive), stream.kept_alive():
                 await self._generating.run(plan, request_id, take)
         except ClientGone:
             raise

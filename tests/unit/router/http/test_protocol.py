@@ -284,3 +284,31 @@ async def test_a_connection_whose_next_head_began_during_an_answer_is_not_idle()
     assert idle == [None, None]
     writer.close()
     await server.close()
+
+
+async def _pour(scope: Scope, receive: Receive, send: Send) -> None:
+    """An answer without end, that notices when nobody is left."""
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    leaving = asyncio.create_task(_gone(receive))
+    while not leaving.done():
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        await asyncio.sleep(0)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def test_a_client_that_reads_nothing_for_long_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request, and the worker that computes it, were held for as long as its machine was up."""
+    monkeypatch.setattr(CarefulProtocol, "stall_s", 0.2)
+    server = HttpServer(_pour, "127.0.0.1", 0)
+    server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+    writer.write(HEAD + b"\r\n")
+    await until(lambda: server._server.server_state.tasks)
+    [task] = server._server.server_state.tasks
+    await until(task.done)
+    writer.close()
+    await server.close()
