@@ -38,16 +38,16 @@ def spec_from_files(
         raise ValueError(f"the tokenizer cannot be read: {error}") from error
     bos_token, eos_token = _content(settings.get("bos_token")), _content(settings.get("eos_token"))
     bos_token_id = None if bos_token is None else tokenizer.token_to_id(bos_token)
-    ends = tuple(eos_token_ids)
-    if not ends and eos_token is not None and (eos_id := tokenizer.token_to_id(eos_token)) is not None:
-        ends = (eos_id,)
+    ends = set(eos_token_ids)
+    if eos_token is not None and (eos_id := tokenizer.token_to_id(eos_token)) is not None:
+        ends.add(eos_id)  # chat models are made of others, whose end alone config.json goes on to name
     return TokenizerSpec(
         tokenizer_json=tokenizer_json,
         chat_template=chat_template if chat_template is not None else _template(settings),
         bos_token=bos_token,
         eos_token=eos_token,
         bos_token_id=bos_token_id,
-        eos_token_ids=ends,
+        eos_token_ids=tuple(sorted(ends)),
         add_bos=bos_token_id is not None and _adds_bos(tokenizer, settings, bos_token_id),
         vocab_size=vocab_size,
     )

@@ -69,6 +69,21 @@ PRE_TOKENIZERS = {
 """By the names that llama.cpp gives them in `tokenizer.ggml.pre`."""
 
 
+_ENDS = frozenset({"<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"})
+
+
+def end_token_ids(file: GgufFile) -> tuple[int, ...]:
+    """Control tokens that end an answer by their names, as in llama.cpp: a file names one or two, where the model's
+    generation_config.json lists all.
+    """
+    tokens, types = (file.metadata.get(f"tokenizer.ggml.{name}", []) for name in ("tokens", "token_type"))
+    return tuple(
+        token_id
+        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind == _CONTROL and token in _ENDS
+    )
+
+
 def adds_bos(file: GgufFile) -> bool:
     """Whether texts begin with the BOS token, for a file whose tokenizer `tokenizer_from_gguf` makes."""
     default = PRE_TOKENIZERS[file.metadata.get("tokenizer.ggml.pre", "default")].adds_bos

@@ -13,7 +13,7 @@ from radixfleet.tokenizer_files import spec_from_files
 from worker.model.configuration import config_from_directory, config_from_gguf, read_json
 from worker.model.errors import BrokenModel, ModelNotFound
 from worker.model.gguf_file import GgufFile
-from worker.model.gguf_tokenizer import adds_bos, tokenizer_from_gguf
+from worker.model.gguf_tokenizer import adds_bos, end_token_ids, tokenizer_from_gguf
 
 
 def load_tokenizer_spec(path: Path) -> TokenizerSpec:
@@ -56,7 +56,7 @@ def _from_gguf(path: Path) -> TokenizerSpec:
         bos_token=_token_at(tokens, bos_token_id, path),
         eos_token=_token_at(tokens, eos_token_id, path),
         bos_token_id=bos_token_id,
-        eos_token_ids=config.eos_token_ids,
+        eos_token_ids=tuple(sorted({*config.eos_token_ids, *end_token_ids(file)})),
         add_bos=bos_token_id is not None and adds_bos(file),
         vocab_size=config.vocab_size,
     )

@@ -35,7 +35,9 @@ def test_a_directory_and_its_gguf_file_give_the_same_tokenizer(tmp_path: Path) -
     for spec in (from_directory, from_file):
         assert spec.chat_template == CHAT_TEMPLATE
         assert (spec.bos_token, spec.bos_token_id, spec.add_bos) == ("<|im_start|>", 1, False)
-        assert (spec.eos_token, spec.eos_token_ids, spec.vocab_size) == ("<|im_end|>", (2,), 512)
+        assert (spec.eos_token, spec.vocab_size) == ("<|im_end|>", 512)
+    assert from_directory.eos_token_ids == (2,)
+    assert from_file.eos_token_ids == (0, 2), "<|endoftext|>, too: a file has no list of them"
     one, other = Tokenizer(from_directory), Tokenizer(from_file)
     for text in TEXTS:
         assert one.encode(text).tolist() == other.encode(text).tolist()
@@ -75,6 +77,15 @@ def test_special_tokens_may_be_given_as_objects(tmp_path: Path) -> None:
     assert (spec.bos_token, spec.bos_token_id) == ("<|endoftext|>", 0)
 
 
+def test_the_tokenizers_own_end_counts_beside_those_of_the_model(tmp_path: Path) -> None:
+    """A chat model of which config.json still names the end of what it was made of."""
+    target = directory(tmp_path)
+    for name in ("config.json", "generation_config.json"):
+        content = json.loads((target / name).read_text())
+        (target / name).write_text(json.dumps(content | {"eos_token_id": 0}))
+    assert load_tokenizer_spec(target).eos_token_ids == (0, 2)
+
+
 def test_end_tokens_fall_back_to_the_tokenizers_own(tmp_path: Path) -> None:
     target = directory(tmp_path)
     config = json.loads((target / "config.json").read_text())
@@ -105,7 +116,7 @@ def test_broken_directories_say_what_is_wrong(tmp_path: Path) -> None:
 
 def test_gguf_special_tokens_outside_the_vocabulary_are_told(tmp_path: Path) -> None:
     file = write_gguf(tiny_model(), tmp_path / "t.gguf", metadata={"tokenizer.ggml.eot_token_id": 1})
-    assert load_tokenizer_spec(file).eos_token_ids == (1, 2)
+    assert load_tokenizer_spec(file).eos_token_ids == (0, 1, 2)
     data = file.read_bytes()
     key = b"tokenizer.ggml.bos_token_id"
     at = data.index(key) + len(key) + 4
