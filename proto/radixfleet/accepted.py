@@ -1,7 +1,8 @@
-"""How a server says that it reads a stream, before anything is sent on it.
+"""How a client learns that a server accepts a stream, before it writes to it.
 
-A message that meets a refusal on its way makes gRPC's client forget what was refused, and the first metadata of a call
-come with a refusal as well, a moment before its status. So the server marks its metadata, and the client waits for it.
+When a client writes while the server's refusal is on its way, gRPC reports the failed write and loses the status of the
+refusal. Initial metadata arrive with a refusal, too, so their arrival alone says nothing. Therefore a server that
+accepts a stream marks its initial metadata, and the client writes nothing before it has seen the mark.
 """
 
 from __future__ import annotations
@@ -16,5 +17,5 @@ ACCEPTED: Final = ((_KEY, "true"),)
 
 
 async def is_accepted(call: grpc.aio.StreamStreamCall[Any, Any]) -> bool:
-    """Wait for the server's word; False: it lets nobody in, and the call's status tells why."""
+    """Wait for the server's initial metadata. False: the stream is refused, and the call's status says why."""
     return _KEY in await call.initial_metadata()

@@ -31,9 +31,9 @@ class Access:
 
     guard: Guard = field(default_factory=Guard)
     tls: ServerTls | None = None
-    """Of the ports; None: no TLS."""
+    """TLS of the ports that this process serves; None: they are plain."""
     peer_tls: ClientTls | None = None
-    """For peers that are dialled; None: no TLS."""
+    """TLS towards the peers that this process dials; None: they are dialled without."""
     tokens: Callable[[], Sequence[str]] | None = field(default=None, repr=False)
     """Admin tokens: the first is shown to peers."""
 
@@ -71,11 +71,11 @@ class Access:
         return Endpoint(address, self.peer_tls, None if tokens is None else lambda: tokens()[0])
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """For an HTTP port; None: no TLS. It stays right when the files change."""
+        """The context for an HTTP port, which follows changes of the files; None: no TLS."""
         return None if self.tls is None else self.tls.ssl_context()
 
     def warnings(self, host: str) -> list[str]:
-        """What an operator should know who listens on `host`, if anything."""
+        """Warnings for an operator who listens on `host`; empty when there is nothing to warn of."""
         if is_loopback(host):
             return []
         if self.guard.is_open and not (self.tls is not None and self.tls.asks_for_certificates):

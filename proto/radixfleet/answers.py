@@ -115,19 +115,19 @@ class Completion:
     """By index."""
     usage: Usage
     prompt_logprobs: tuple[TokenLogprobs, ...]
-    """Of the prompt's tokens from the second on, where they were asked for."""
+    """Log probabilities of the prompt's tokens from the second on, where they were asked for; else empty."""
     ttft_s: float
     """From the call to the first token, seen from here. The whole time when there was no token."""
     total_s: float
 
     @property
     def text(self) -> str:
-        """Of the first choice."""
+        """The text of the first choice."""
         return self.choices[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Of the first choice."""
+        """The token ids of the first choice."""
         return self.choices[0].token_ids
 
     @property
@@ -152,7 +152,7 @@ class WorkerInfo:
     advice: tuple[str, ...] = ()
     """What its operator should change: memory runs short there, or did so a moment ago."""
     metrics_port: int = 0
-    """Where it serves Prometheus metrics; 0: nowhere."""
+    """Port on which it serves Prometheus metrics; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ class WorkerEntry:
     approximate: bool
     ineligible_reason: str
     recent: tuple[Recent, ...] = ()
-    """Over about 10 and about 60 seconds."""
+    """What was counted in about the last 10 and the last 60 seconds."""
 
 
 @dataclass(frozen=True, slots=True)

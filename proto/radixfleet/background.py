@@ -1,4 +1,4 @@
-"""Work that goes on beside a block."""
+"""A task that runs for as long as a block of code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @asynccontextmanager
 async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """`work` goes on while the block lasts, as a task called `name`. Behind the block it has been cancelled, and ended.
+    """Run `work` as a task called `name` while the block lasts; at its end the task is cancelled and awaited.
 
-    What it raises of its own accord comes out at the end of the block.
+    An exception that the task raised by then is raised at the end of the block.
     """
     task = asyncio.create_task(work, name=name)
     try:
@@ -25,7 +25,7 @@ async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[as
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Who is cancelled meanwhile waits on, and is cancelled then."""
+    """Wait until the task has ended, even if the waiter is cancelled meanwhile; that is raised afterwards."""
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError:

@@ -24,11 +24,11 @@ _log = structlog.get_logger("radixfleet.certificates")
 
 
 class Expiring(Protocol):
-    """What has a certificate."""
+    """Something whose certificate expires."""
 
     @property
     def cert_file(self) -> Path:
-        """Its PEM file."""
+        """PEM file of the certificate."""
         ...
 
     @property
@@ -43,7 +43,7 @@ def expiry_s(pem: bytes) -> float:
 
 
 def warning(cert_file: Path, expires_s: float, now_s: float) -> str | None:
-    """What an operator should know at a time (both Unix); None while there is nothing to do."""
+    """A warning for the operator of a certificate that expires soon; None of another. Times are Unix times."""
     if expires_s - now_s > SOON_S:
         return None
     date = datetime.datetime.fromtimestamp(expires_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -12,32 +12,33 @@ from radixfleet.status import DEADLINE_PASSED
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """`timeout_s` after it was made; None: never."""
+    """The time by which a call must end: `timeout_s` after the deadline was made. None: there is none."""
 
     timeout_s: float | None
     at_s: float
-    """By the clock; without meaning where there is no timeout."""
+    """The time by the clock; 0 without a timeout."""
 
     @classmethod
     def after(cls, timeout_s: float | None, clock: Clock) -> Deadline:
-        """From now on."""
+        """The deadline `timeout_s` from now."""
         return cls(timeout_s, 0.0 if timeout_s is None else clock.now() + timeout_s)
 
     def left_s(self, clock: Clock) -> float | None:
-        """What a wait may take; below zero when it is too late. None: for ever."""
+        """Seconds left; below zero when the deadline has passed. None: there is no deadline."""
         return None if self.timeout_s is None else self.at_s - clock.now()
 
     def for_try_s(self, clock: Clock) -> float | None:
-        """What one more try may take. Raises DeadlineExceeded when nothing is left."""
+        """Timeout for another try: the seconds left. Raises DeadlineExceeded when there are none."""
         left_s = self.left_s(clock)
         if left_s is not None and left_s <= 0:
             raise self.named(DeadlineExceeded("it passed before the request could be sent"))
         return left_s
 
     def named(self, error: RadixfleetError, delivered_tokens: int | None = None) -> RadixfleetError:
-        """`error`, but one that tells that a deadline passed names the timeout, how far the answer got, what to do.
+        """`error`; a DeadlineExceeded gets a message with the timeout, how far the answer got, and what to do.
 
-        `delivered_tokens`: None while the answer has not begun. Only the client knows its own timeout.
+        The server cannot say this, because only the client knows its timeout. `delivered_tokens`: None while the answer
+        has not begun.
         """
         if not isinstance(error, DeadlineExceeded) or self.timeout_s is None:
             return error

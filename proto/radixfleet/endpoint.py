@@ -1,4 +1,4 @@
-"""Where a server is, and what to show there."""
+"""A server's address, and the TLS and key with which it is called."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from radixfleet.limits import ClientLimits
 
 
 class Door(Enum):
-    """What a call or an HTTP request needs."""
+    """What a call or an HTTP request needs to be admitted: see the table above."""
 
     OPEN = auto()
     CLIENT = auto()
@@ -60,9 +60,9 @@ def caller_name() -> str:
 
 
 def client_salt(salt: str) -> str:
-    """`salt` as one that only this caller's key gives: no other key finds what is cached under it, or can tell by time.
+    """A cache salt made of `salt` and the caller's key, so that other keys share no cached prefixes with this one.
 
-    What the fleet passes on among itself, with the admin token, is salted already.
+    Calls with the admin token come from the fleet's own routers, which have salted the request already.
     """
     caller = _caller.get()
     return salt if caller.is_admin or not caller.name else f"{caller.name}\n{salt}"
@@ -89,7 +89,7 @@ def key_of(header: str | None) -> str | None:
 
 
 class Guard:
-    """Decides. Without `keys` and `tokens`, everybody passes every door."""
+    """Decides who passes which door. Without `keys` and `tokens`, everybody passes every door."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Guard:
         return self._limits is not None
 
     def admit(self, door: Door, key: str | None) -> Caller:
-        """Who comes with `key`. Raises Unauthenticated or PermissionDenied when they may not pass."""
+        """The caller whose key is `key`. Raises Unauthenticated or PermissionDenied when it may not pass the door."""
         with self._refusals_told():
             return self._admit(door, key)
 

@@ -1,4 +1,4 @@
-"""Messages of routers and workers as the values of `radixfleet.answers`."""
+"""From the messages that routers and workers send to the values of `radixfleet.answers` that clients get."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def new_key() -> str:
 
 
 def key_hash(key: str) -> str:
-    """What is stored of a key, in lower-case hexadecimal."""
+    """The hash that is stored in place of a key: lower-case hexadecimal."""
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 

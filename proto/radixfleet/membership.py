@@ -39,11 +39,11 @@ class MemberReport:
     node_id: str = ""
     """Ray's name of the machine."""
     pids: tuple[int, ...] = ()
-    """Its processes on that machine, the member's own first."""
+    """Process ids on that machine, the member's own first."""
     running_requests: int = 0
     load: Load | None = None
-    """Of a worker, as its engine last reported it."""
+    """A worker's load, as its engine last reported it; None for a router."""
     capacity: Capacity | None = None
-    """Of a worker; None until it has loaded."""
+    """A worker's capacity; None until it has loaded, and for a router."""
     queued: Mapping[str, int] = field(default_factory=dict)
-    """Of a router: requests that wait there for a worker, by model."""
+    """Requests that wait in a router for a worker, by model; empty for a worker."""

@@ -32,17 +32,17 @@ _App: TypeAlias = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]
 
 _POLL_S = 0.05
 _SLOW_S = 10.0
-"""So long may a client say nothing, or take nothing."""
+"""Longest time in which a client sends nothing, or takes nothing, before it is cut off."""
 _LONGEST_S = 60.0
-"""So long may a scrape take in all, also of a client that says a little now and then."""
+"""Longest time that a scrape may take in all, also by a client that sends a little now and then."""
 _MAX_SCRAPES = 32
-"""At a time: more are turned away."""
+"""Scrapes at a time; more are refused."""
 
 _log = structlog.get_logger("radixfleet.metrics")
 
 
 def _with_pages(app: _App, pages: Mapping[str, Page]) -> _App:
-    """`app`, but for the paths that have a page."""
+    """`app`, with `pages` served at their paths."""
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         page = pages.get(environ.get("PATH_INFO", ""))
@@ -59,7 +59,7 @@ def _with_pages(app: _App, pages: Mapping[str, Page]) -> _App:
 
 
 def _guarded(app: _App, guard: Guard) -> _App:
-    """`app`, for those who may look."""
+    """`app`, for callers that `guard` admits."""
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
@@ -79,7 +79,7 @@ def _guarded(app: _App, guard: Guard) -> _App:
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    """A thread a scrape, so that one slow reader does not hold up the next."""
+    """Serves each scrape on a thread of its own, so that a slow reader does not delay the next."""
 
     daemon_threads = True
 
@@ -113,14 +113,14 @@ class _Server(ThreadingMixIn, WSGIServer):
             end.cancel()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Those who hang up, are slow, or do not speak TLS are no news."""
+        """Log nothing of clients that hang up, are slow or do not speak TLS."""
         error = sys.exception()
         if not isinstance(error, OSError):
             _log.error("a scrape failed by a fault of ours", exc_info=error)
 
 
 def _hang_up(request: socket.socket) -> None:
-    """Whoever reads from it, or writes to it, ends."""
+    """Shut the socket down, which ends every read and write that waits on it."""
     with suppress(OSError):
         socket.socket.shutdown(request, socket.SHUT_RDWR)  # that of TLS would first make the connection a plain one
 
@@ -130,7 +130,7 @@ class _IPv6Server(_Server):
 
 
 class _SilentHandler(WSGIRequestHandler):
-    """A scrape every few seconds is not worth a log line."""
+    """Handles a scrape, and logs none: there is one every few seconds."""
 
     timeout = _SLOW_S
 

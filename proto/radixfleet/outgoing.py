@@ -1,7 +1,7 @@
-"""What waits to be written to a stream: messages, each with all that came while the one before was on its way.
+"""Coalesces what is to be written to a stream: while one message is being written, the next collects all that comes.
 
-gRPC ends a stream with a message that is larger than it allows, and all that goes on there with it. So a message takes
-in no more than MESSAGE_BYTES, but for one thing that is larger, which goes alone.
+gRPC breaks a stream on which a message is larger than the limit, and everything else on that stream is lost with it. So
+a message collects at most MESSAGE_BYTES; a single item that is larger gets a message of its own.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from google.protobuf.message import Message
 MessageT = TypeVar("MessageT", bound=Message)
 
 MESSAGE_BYTES = 512 * 1024
-"""Half of the smallest limit that can be set (`--max-message-bytes`): what is around the things fits in, too."""
+"""Half of the smallest limit that can be set (`--max-message-bytes`), which leaves room for what encloses the items."""
 
 
 class Outgoing(Generic[MessageT]):
-    """Of one stream. Whoever adds to it wakes the writer."""
+    """The messages of one stream that are not written yet. Whoever adds an item wakes the stream's writer."""
 
     def __init__(self, make: Callable[[], MessageT]) -> None:
-        """`make`: an empty message."""
+        """`make` returns an empty message."""
         self._make = make
         self._full: list[MessageT] = []
         self._num_bytes = 0
         self.last = make()
-        """For what is small."""
+        """The message that collects now. Small items, such as cancels, are added to it without asking for room."""
 
     def with_room_for(self, num_bytes: int) -> MessageT:
-        """The message to which a thing of this size is to be added, at once."""
+        """The message to which the caller must now add an item of `num_bytes`."""
         if self._num_bytes and self._num_bytes + num_bytes > MESSAGE_BYTES:
             self._full.append(self.last)
             self.last, self._num_bytes = self._make(), 0
@@ -37,7 +37,7 @@ class Outgoing(Generic[MessageT]):
         return self.last
 
     def take(self) -> list[MessageT]:
-        """All messages, in order, the last one perhaps empty."""
+        """Take all messages out, in order. The last may be empty."""
         messages = [*self._full, self.last]
         self._full, self._num_bytes = [], 0
         self.last = self._make()

@@ -36,12 +36,12 @@ class Pace:
     output_tokens_per_s: float
     prompt_tokens_per_s: float
     pace_window_s: float
-    """What the three above are averages over."""
+    """Seconds over which the three figures above are averages."""
     hit_rate: float | None
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     bubble_share: float | None
-    """Of the time with work, how much the device waited for the CPU."""
+    """Share of the time with work in which the device waited for the CPU."""
     busy_share: float
     prediction_error: float | None
     """Tokens by which the router's predictions missed, as a share of the prompt tokens."""
@@ -49,7 +49,7 @@ class Pace:
     out_of_memory: int
     failed_requests: int
     window_s: float
-    """What all but the first three are about."""
+    """Seconds over which all other figures are taken."""
 
 
 @dataclass(frozen=True, slots=True)

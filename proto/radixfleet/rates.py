@@ -51,7 +51,7 @@ class PromptTokens:
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """By how much the totals grew in the last so many seconds."""
+    """What was added to the totals in the last `seconds`."""
 
     seconds: float
     totals: Totals = field(default_factory=Totals)
@@ -60,10 +60,10 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a `Recent` says. None where nothing happened that could tell."""
+    """A `Recent` as rates and shares. None: nothing happened from which the figure could be told."""
 
     seconds: float
-    """Over how long."""
+    """Length of the time that the figures are about."""
     requests_per_s: float
     prompt_tokens_per_s: float
     output_tokens_per_s: float
@@ -72,9 +72,9 @@ class Rates:
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     bubble_share: float | None
-    """Of the time in which the device had work: how much of it the device waited for the CPU."""
+    """Share of the time with work in which the device waited for the CPU."""
     busy_share: float
-    """Of all the time: how much the device spent in steps. Of a fleet: as if one device had done all steps."""
+    """Share of the whole time that the device spent in steps. Of a fleet, the sum of its workers' shares."""
 
 
 @dataclass(frozen=True, slots=True)

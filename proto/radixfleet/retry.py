@@ -9,7 +9,7 @@ from radixfleet.clock import Clock
 from radixfleet.errors import Cancelled, DeadlineExceeded, Overloaded, RadixfleetError, Unavailable, Unreachable
 
 _LOOK_EVERY_S = 1.0
-"""For a server that is awaited."""
+"""Longest wait between two tries while a server that is gone is expected back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class RetryPolicy:
     first_s: float = 0.1
     longest_s: float = 5.0
     reconnect_s: float = 20.0
-    """How long a server that has answered before and is gone is tried again, unless there are no retries at all: one
-    that is started again takes some seconds."""
+    """How long calls go on trying to reach a server that has answered before and is gone: a restart takes some seconds.
+    Without effect where `retries` is 0."""
 
     def delay_s(
         self, error: RadixfleetError, retry: int, left_s: float | None, random: Random, *, gone_s: float | None = None
     ) -> float | None:
         """Seconds to wait before try number `retry` (0 is the first retry); None: give up.
 
-        `left_s`: what is left to the deadline; a wait that outlasts it is no use. `gone_s`: how long nothing has
-        answered where something did before; None: it answers, or never did.
+        `left_s`: seconds left to the deadline; None is returned when the wait would outlast it. `gone_s`: seconds since
+        a server that had answered before was last there; None: it is there, or never was.
         """
         if not isinstance(error, Unavailable | Overloaded):
             return None
@@ -50,14 +50,15 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class Contact:
-    """What a client has heard of its server."""
+    """What a client knows of its server, over all calls."""
 
     has_answered: bool = False
-    """And was not awaited in vain since: one that is gone for good is awaited once."""
+    """It has answered, and no call has waited `reconnect_s` in vain since: only one call waits for a server that is
+    gone for good."""
 
 
 class Tries:
-    """The tries of one call. Those in which nothing was there do not use up those that may be refused."""
+    """The tries of one call. Tries that found no server do not count against `RetryPolicy.retries`, refused ones do."""
 
     def __init__(self, policy: RetryPolicy, contact: Contact, clock: Clock, random: Random) -> None:
         self._policy = policy
@@ -66,11 +67,11 @@ class Tries:
         self._random = random
         self._refused = 0
         self._missed = 0
-        """In a row, since `_gone_since_s`."""
+        """Tries in a row that found no server, the first at `_gone_since_s`."""
         self._gone_since_s = 0.0
 
     def delay_s(self, error: RadixfleetError, left_s: float | None) -> float | None:
-        """After a try that failed with `error`; the rest as for `RetryPolicy.delay_s`."""
+        """Seconds to wait after a try that failed with `error`; None: give up. See `RetryPolicy.delay_s`."""
         if isinstance(error, DeadlineExceeded | Cancelled):  # which nobody need have sent
             return None
         if isinstance(error, Unreachable):

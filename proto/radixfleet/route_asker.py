@@ -38,7 +38,7 @@ class NotSpoken(Exception):
 
 
 class RouteAsker:
-    """See the module."""
+    """Asks one router, over one stream at a time: see the head of the module."""
 
     def __init__(self, stub: fleet_pb2_grpc.FleetStub) -> None:
         self._stub = stub
@@ -47,7 +47,10 @@ class RouteAsker:
     async def route(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None = None
     ) -> fleet_pb2.RouteResponse:
-        """Ask. Raises RadixfleetError as `Fleet.Route` would, or NotSpoken. Leaving takes the request back."""
+        """Ask for a worker and a lease. Cancelling the call takes the request back.
+
+        Raises RadixfleetError as `Fleet.Route` would, or NotSpoken.
+        """
         stream = self._opened()
         try:
             return await stream.route(request, timeout_s)
@@ -58,7 +61,7 @@ class RouteAsker:
         return await self._opened().route(request, timeout_s)
 
     def end_lease(self, lease_id: str, cached_tokens: int | None) -> None:
-        """Tell the router. One that was not booked on the stream as it is now is left alone."""
+        """Tell the router that a lease has ended. A lease of an earlier stream ended with it, and is passed over."""
         if self._stream is not None and not self._stream.is_over:
             self._stream.end_lease(lease_id, cached_tokens)
 
@@ -109,7 +112,7 @@ class _Open:
             self._work.set()
 
     async def close(self) -> None:
-        """Take back what is asked, and let the router end the stream."""
+        """Take back what is asked and not answered, and end the stream; its leases stay."""
         if not self.is_over:
             self._outgoing.last.keep_leases = True
             self._outgoing.last.cancels.extend(self._asked)

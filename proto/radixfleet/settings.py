@@ -73,7 +73,7 @@ def _split(value: object) -> object:
 
 
 class _Metavar(str):
-    """What help shows in the place of an option's value."""
+    """The word that help shows in place of an option's value."""
 
     __slots__ = ()
 
@@ -333,7 +333,7 @@ _COMPLAINTS: dict[str, str] = {
 
 
 def complaint(fault: ErrorDetails) -> str:
-    """What is wrong, in words that follow the setting's name."""
+    """What is wrong with a setting, as the end of a sentence that its name begins."""
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     template = _COMPLAINTS.get(fault["type"])

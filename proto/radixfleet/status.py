@@ -63,7 +63,7 @@ _LONGEST_RETRY_S = 86400.0
 """A Duration has an end, and what one worker asks for is passed on to others."""
 _NOT_CONNECTED = re.compile(r"failed to connect to all addresses;.*ipv[46]:([^\s]+): .*remote host: (.+)")
 _WENT_AWAY = re.compile(r"Stream removed|GOAWAY")
-"""Of a connection that had stood, and is told at length."""
+"""In gRPC's lengthy messages: the connection stood, and then broke."""
 
 
 def status_from_error(error: RadixfleetError) -> status_pb2.Status:

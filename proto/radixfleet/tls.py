@@ -27,7 +27,7 @@ SYSTEM_CAS = "system"
 
 @dataclass(frozen=True)
 class ClientTls:
-    """What one who dials checks the server against, and shows it."""
+    """A client's side of TLS: by which CAs it checks the server, and which certificate it shows."""
 
     ca: Path | str = SYSTEM_CAS
     """PEM file of the CAs that sign servers' certificates, or SYSTEM_CAS."""
@@ -39,7 +39,7 @@ class ClientTls:
     """The name that the server's certificate must carry; None: the host that is dialled."""
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """From the files as they are now. Raises UnusableFile."""
+        """Credentials of a channel, from the files as they are now. Raises UnusableFile."""
         cert, key = _pair(self.cert, self.key)
         roots = self._roots()
         if cert is None or key is None:
@@ -106,7 +106,7 @@ class ServerTls:
         return self._pem.current().expires_s
 
     def credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server."""
+        """Credentials for a gRPC server. They follow changes of the files."""
         given = self._pem.current()
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -125,7 +125,7 @@ class ServerTls:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For an HTTP server. It stays right when the files change."""
+        """The context for an HTTP server, which follows changes of the files."""
         front = self._load_context()
 
         def exchange(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:

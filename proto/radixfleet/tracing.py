@@ -32,7 +32,7 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 _FIELDS = _PROPAGATOR.fields
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _TRACER = trace.get_tracer("radixfleet")
-"""Of whichever provider there is when a span begins."""
+"""A proxy: spans go to the provider that is set when they begin."""
 _UNCHANGED = nullcontext()
 
 
@@ -49,7 +49,7 @@ class Trace:
     def __init__(self, span: Span, offset_ns: int) -> None:
         self._span = span
         self._offset_ns = offset_ns
-        """From our clock to Unix time."""
+        """Added to a time of our clock, gives Unix time."""
         self.is_recorded = span.is_recording()
         self._is_valid = span.get_span_context().is_valid
 
@@ -67,7 +67,7 @@ class Trace:
         return trace.format_trace_id(self._span.get_span_context().trace_id)
 
     def child(self, name: str, began_s: float, kind: SpanKind = SpanKind.INTERNAL) -> Trace:
-        """A span below this one. End it."""
+        """A span below this one, which the caller must end."""
         if not self.is_recorded:
             return self
         parent = trace.set_span_in_context(self._span)
@@ -82,7 +82,7 @@ class Trace:
             child.end(ended_s)
 
     def event(self, name: str, at_s: float) -> None:
-        """Something happened."""
+        """Add an event to the span."""
         if self.is_recorded:
             self._span.add_event(name, timestamp=self._unix_ns(at_s))
 
@@ -92,7 +92,7 @@ class Trace:
             self._span.set_attributes({name.replace("__", "."): value for name, value in attributes.items()})
 
     def end(self, at_s: float, error: str = "") -> None:
-        """It is over; `error` says why, if it failed. For one that has a parent made by `child`, or for the first."""
+        """End the span. `error`: why what it stands for failed; empty when it did not."""
         if self.is_recorded:
             if error:
                 self._span.set_status(Status(StatusCode.ERROR, error))

@@ -46,7 +46,7 @@ class WorkerStatus(StrEnum):
 
 
 MAX_LOGPROBS = 20
-"""Of the likeliest tokens, in one place."""
+"""Most alternatives, likeliest first, whose log probabilities can be asked for at each place of a text."""
 
 
 class GrammarKind(StrEnum):
@@ -60,7 +60,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a whole answer must be like."""
+    """The form that a whole answer must have."""
 
     kind: GrammarKind
     source: str
@@ -94,7 +94,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit), by ascending id."""
     logprobs: int | None = None
-    """Tell log probabilities of new tokens, and of so many of the likeliest in their places. None: tell none."""
+    """Return the log probability of each new token, and of so many of the likeliest in its place. None: none."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
     n: int = 1
@@ -123,7 +123,7 @@ class ChatPrompt:
 
     messages: tuple[ChatMessage, ...]
     add_generation_prompt: bool = True
-    """End with the header of the assistant's turn."""
+    """End the prompt with the header of the assistant's turn."""
     tools: tuple[Any, ...] = ()
     """Tools that the model may call, as the chat template expects them; plain values of JSON."""
     variables: Mapping[str, Any] = field(default_factory=dict)
@@ -184,12 +184,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedLoad:
-    """What a worker has taken on, as its front knows it at the moment."""
+    """What a worker has accepted and not finished, as its front knows it: ahead of the engine's reports."""
 
     requests: int
-    """Accepted and not ended."""
+    """Requests accepted and not ended."""
     prompt_tokens: int
-    """Of those that have no first token yet, less what was cached, or coming with others, when they were accepted."""
+    """Prompt tokens still to be computed for requests without a first token: without those that were cached, or that
+    another accepted request was to compute, when they were accepted."""
 
 
 @dataclass(frozen=True, slots=True)

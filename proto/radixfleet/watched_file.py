@@ -38,7 +38,7 @@ def read_file(path: Path) -> bytes:
 
 
 class Watched(Generic[T]):
-    """What `read` makes of some files, as they are now."""
+    """A value that `read` makes of some files, made again when the files change."""
 
     def __init__(self, paths: Sequence[Path], read: Callable[[], T], clock: Clock | None = None) -> None:
         """Reads at once. `read` raises UnusableFile, and so does this."""
