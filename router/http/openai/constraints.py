@@ -16,7 +16,7 @@ from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
 from router.http.openai.closed_schema import closed
 from router.http.openai.requests import ChatRequest, JsonFormat, Sampling, SchemaFormat, StructuredOutputs
-from router.http.openai.tools import call_grammar, demands_call
+from router.http.openai.tools import call_grammar, demands_call, shown_tools
 
 _FORMS = "send response_format, or structured_outputs with json, regex, grammar or choice"
 _INSTEAD: Mapping[str, str] = {
@@ -31,6 +31,7 @@ _INSTEAD: Mapping[str, str] = {
     "web_search_options": "nothing is searched here",
 }
 """What to do in the place of a field."""
+_ANY_OBJECT = '{"type":"object"}'
 _NULL = msgspec.Raw(b"null")
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 """What means something in a regular expression."""
@@ -47,7 +48,10 @@ def refuse_other_names(request: Sampling) -> None:
 
 
 def grammar(request: Sampling) -> inference_pb2.Grammar | None:
-    """None: anything goes. A demanded call goes before `response_format`, as with OpenAI. Raises InvalidRequest."""
+    """None: anything goes. Raises InvalidRequest.
+
+    A demanded call goes before `response_format`, and a model that is shown tools may call instead, as with OpenAI.
+    """
     own, other = request.response_format, request.structured_outputs
     if isinstance(request, ChatRequest) and demands_call(request):
         if other is not None:
@@ -57,11 +61,12 @@ def grammar(request: Sampling) -> inference_pb2.Grammar | None:
         if isinstance(own, JsonFormat | SchemaFormat):
             raise InvalidRequest("give response_format or structured_outputs, not both", field="structured_outputs")
         return _structured(other)
-    if isinstance(own, JsonFormat):
-        return inference_pb2.Grammar(json_object=True)
-    if isinstance(own, SchemaFormat):
-        return inference_pb2.Grammar(json_schema=closed(bytes(own.json_schema.schema).decode()))
-    return None
+    if not isinstance(own, JsonFormat | SchemaFormat):
+        return None
+    schema = closed(bytes(own.json_schema.schema).decode()) if isinstance(own, SchemaFormat) else ""
+    if isinstance(request, ChatRequest) and shown_tools(request):
+        return inference_pb2.Grammar(lark=call_grammar(request, or_schema=schema or _ANY_OBJECT))
+    return inference_pb2.Grammar(json_schema=schema) if schema else inference_pb2.Grammar(json_object=True)
 
 
 def constraint_field(request: Sampling) -> str:

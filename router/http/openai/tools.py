@@ -1,7 +1,7 @@
 """The tools of a chat: which ones the model is shown, and which calls a client demands.
 
 A demanded call is a grammar, in the notation that `tool_calls` reads: each call as it would stand in any answer, its
-arguments by the function's own JSON schema.
+arguments by the function's own JSON schema. So is an answer that may call, and keeps to a schema where it does not.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from router.http.openai.requests import ChatRequest
 from router.http.openai.tool_calls import CALL_CLOSE, CALL_OPEN
 
 _NO_PARAMETERS: Mapping[str, Any] = {"additionalProperties": False}
+_END = json.dumps(f"}}\n{CALL_CLOSE}")
+"""Behind the arguments."""
 _SPACING: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """As templates show calls to the model; small models get lost in free white space."""
 
@@ -31,29 +33,47 @@ def demands_call(request: ChatRequest) -> bool:
     return request.tool_choice not in (None, "none", "auto")
 
 
-def call_grammar(request: ChatRequest) -> str:
-    """What an answer that must call keeps to, in Lark's notation. Raises InvalidRequest.
+def call_grammar(request: ChatRequest, or_schema: str = "") -> str:
+    """What an answer that calls keeps to, in Lark's notation. Raises InvalidRequest.
 
     One call of the function that is named; where any will do, one or more, unless parallel_tool_calls is false.
+    `or_schema`: a JSON schema, which the answer may keep to instead.
     """
     tools = _checked(request)
     name = _named(request)
-    demanded = [tool["function"] for tool in tools if name is None or tool["function"]["name"] == name]
-    if not demanded:
+    functions = [tool["function"] for tool in tools if name is None or tool["function"]["name"] == name]
+    if not functions:
         which = "one, and there are no tools" if name is None else f"one of {name!r}, which is none of tools"
         raise InvalidRequest(f"tool_choice demands a call: {which}", field="tool_choice")
-    is_one = name is not None or request.parallel_tool_calls is False
     choices = []
-    rules = []
-    for number, function in enumerate(demanded):
+    for number, function in enumerate(functions):
         beginning = f'{CALL_OPEN}\n{{"name": {json.dumps(function["name"])}, "arguments": '
         choices.append(f"{json.dumps(beginning)} arguments_{number}")
-        schema = {"type": "object", **(function.get("parameters") or _NO_PARAMETERS), "x-guidance": _SPACING}
-        rules.append(f"arguments_{number}: %json {closed(json.dumps(schema))}")
-    end = json.dumps(f"}}\n{CALL_CLOSE}")
+    try:
+        rules = [f"arguments_{number}: %json {_arguments(function)}" for number, function in enumerate(functions)]
+        if or_schema:
+            rules.append(f"answer: %json {_spaced(json.loads(or_schema))}")
+    except RecursionError:  # the body was read with fewer calls on the stack
+        raise InvalidRequest("the body is not served: it is nested too deeply") from None
+    is_one = name is not None or request.parallel_tool_calls is False
     return "\n".join(
-        ["start: call" if is_one else 'start: call ("\\n" call)*', f"call: ({' | '.join(choices)}) {end}", *rules]
+        (
+            "start: calls | answer" if or_schema else "start: calls",
+            "calls: call" if is_one else 'calls: call ("\\n" call)*',
+            f"call: ({' | '.join(choices)}) {_END}",
+            *rules,
+        )
     )
+
+
+def _arguments(function: Mapping[str, Any]) -> str:
+    """The JSON schema of a call's arguments. Keywords that cannot be enforced are passed over, unless it is strict."""
+    schema = {"type": "object", **(function.get("parameters") or _NO_PARAMETERS)}
+    return _spaced(schema, lenient=not function.get("strict"))
+
+
+def _spaced(schema: Any, **options: bool) -> str:
+    return closed(json.dumps(schema | {"x-guidance": {**_SPACING, **options}} if isinstance(schema, dict) else schema))
 
 
 def _named(request: ChatRequest) -> str | None:

@@ -11,6 +11,7 @@ import pytest
 from radixfleet.errors import InvalidRequest
 from radixfleet.types import Grammar, GrammarKind
 from radixfleet.v1 import inference_pb2
+from router.http.body import parse
 from router.http.openai.plan import chat_plan
 from router.http.openai.requests import ChatRequest
 from router.http.openai.translation import chat_request
@@ -95,9 +96,15 @@ ONE = {"tool_choice": "required", "parallel_tool_calls": False}
         ({"tool_choice": "required"}, [TIME, f"{TIME}\n{ABOUT_BERN}"], [TIME.replace("{}", '{"zone": "utc"}'), ""]),
         (ONE, [TIME, ABOUT_BERN], [f"{TIME}\n{ABOUT_BERN}"]),
         (ONE | {"response_format": {"type": "json_object"}}, [TIME], ["{}"]),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": TOWN}}},
+            ['{"name": "Bern"}', TIME, f"{TIME}\n{TIME}"],
+            ["", '{"name":   "Bern"}', "It is sunny.", "{}", '{"name": "Bern", "age": 5}'],
+        ),
+        ({"response_format": {"type": "json_object"}}, ["{}", '{"a": 1}', TIME], ["[]", "It is sunny."]),
     ],
 )
-def test_demanded_calls(fields: dict[str, Any], allowed: list[str], others: list[str]) -> None:
+def test_calls_and_answers_that_are_allowed(fields: dict[str, Any], allowed: list[str], others: list[str]) -> None:
     sent = chat(tools=[WEATHER, CLOCK], **fields)
     assert json.loads(sent.prompt.chat.tools_json) == [WEATHER, CLOCK]
     compiler, grammar = GrammarCompiler(byte_spec()), Grammar(GrammarKind.LARK, sent.sampling.grammar.lark)
@@ -126,6 +133,29 @@ def test_nothing_is_demanded(choice: str | None) -> None:
 )
 def test_demands_that_are_refused(fields: dict[str, Any]) -> None:
     assert refused(**fields).field == "tool_choice"
+
+
+def test_a_schema_binds_alone_where_no_tool_is_shown() -> None:
+    fields = {"tools": [CLOCK], "tool_choice": "none", "response_format": {"type": "json_object"}}
+    assert chat(**fields).sampling.grammar.json_object
+
+
+@pytest.mark.parametrize(("strict", "is_taken"), [({}, True), ({"strict": False}, True), ({"strict": True}, False)])
+def test_what_cannot_be_enforced_is_refused_of_strict_tools_alone(strict: dict[str, Any], is_taken: bool) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "format": "unheard-of"}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters} | strict}
+    grammar = Grammar(GrammarKind.LARK, chat(tools=[tool], tool_choice="required").sampling.grammar.lark)
+    assert (why_not(GrammarCompiler(byte_spec()), grammar) == "") is is_taken
+
+
+def test_depth_is_bounded() -> None:
+    for depth in range(900, 1010):
+        tool = '{"function":{"name":"f","parameters":' + '{"a":' * depth + "1" + "}" * depth + "}}"
+        body = f'{{"messages":[{{"role":"user","content":""}}],"tools":[{tool}],"tool_choice":"required"}}'
+        try:
+            chat_request(parse(body.encode(), ChatRequest))
+        except InvalidRequest as error:
+            assert "nested too deeply" in str(error)  # noqa: PT017  it may be raised, and may not
 
 
 def test_a_schema_at_fault_is_named_as_one_of_the_tools() -> None:
