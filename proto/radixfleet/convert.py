@@ -74,7 +74,7 @@ def unpack_tokens(message: inference_pb2.TokenIds, field: str = "token_ids") -> 
     if len(packed) % 4:
         path = f"{field}.packed"
         raise InvalidRequest(f"{path} has {len(packed)} bytes, not a multiple of 4", field=path)
-    return np.frombuffer(packed, dtype="<u4").astype(np.uint32, copy=False)
+    return np.frombuffer(packed, dtype="<u4")
 
 
 def prompt_form(message: inference_pb2.Prompt) -> PromptForm:
@@ -126,7 +126,7 @@ def check_tokens(tokens: TokenArray, *, vocab_size: int, field: str = "prompt") 
     """Refuse a prompt without tokens, and ids that the model does not have."""
     if not len(tokens):
         raise InvalidRequest(f"{field} has no tokens", field=field)
-    highest = int(tokens[tokens.argmax()])  # `max` takes twice as long
+    highest = tokens.item(tokens.argmax())  # `max` takes twice as long
     if highest >= vocab_size:
         raise InvalidRequest(f"{field} holds token id {highest}, but the model's end at {vocab_size - 1}", field=field)
 

@@ -155,8 +155,10 @@ class Prompts:
             request.cache_salt = client_salt(request.cache_salt)
         convert.check_names(request)
         model = self.model(request.model)
-        _check_resume(request, _checked_sampling(request.sampling, model.info.vocab_size or None))
+        sampling = _checked_sampling(request.sampling, model.info.vocab_size or None)
         prompt, is_continued = request.prompt, request.HasField("generated")
+        if request.resume or is_continued:
+            _check_resume(request, sampling)
         is_ids = prompt.WhichOneof("form") == "token_ids"
         work = prepare_text if model.tokenizer is None and not is_ids else prepare
         is_short = is_ids and _is_small(prompt.token_ids) and not (is_continued and not _is_small(request.generated))
@@ -231,7 +233,8 @@ def _with_tokenizer(info: ModelInfo, tokenizer: Tokenizer) -> ModelInfo:
 
 
 def _is_small(tokens: inference_pb2.TokenIds) -> bool:
-    return tokens.ByteSize() <= (_SMALL_PLAIN_BYTES if tokens.ids else _SMALL_PACKED_BYTES)
+    num_bytes = tokens.ByteSize()
+    return num_bytes <= _SMALL_PLAIN_BYTES or (num_bytes <= _SMALL_PACKED_BYTES and not tokens.ids)
 
 
 def _checked_sampling(message: inference_pb2.SamplingParams, vocab_size: int | None) -> SamplingParams:

@@ -113,20 +113,26 @@ class RouteStream:
                 task.cancel()
 
     def _begin(self, ask: fleet_pb2.RouteAsk) -> None:
-        """Answer it, or start a task that will."""
+        """Answer it, or start a task that will; as a visit of its client, where those are counted."""
         number = ask.number
         if number in self._tasks:
             raise InvalidRequest(f"number {number} is that of another ask, which is not answered yet", field="number")
         deadline = _deadline(ask)
-        answer = fleet_pb2.RouteAnswer(number=number)
+        if self._visit is None:
+            self._route(ask, deadline, ExitStack)
+            return
         with ExitStack() as visit:
-            if self._visit is not None:
-                visit.enter_context(self._visit())
-            waiting = self._routing.begin(ask.request, deadline, answer.route, self._leases)
-            if waiting is None:
-                self._answers.append(answer)
-            else:
-                self._later(answer, waiting, deadline, visit.pop_all())
+            visit.enter_context(self._visit())
+            self._route(ask, deadline, visit.pop_all)
+
+    def _route(self, ask: fleet_pb2.RouteAsk, deadline: Deadline, prolong: Callable[[], ExitStack]) -> None:
+        """`prolong` the visit, and it lasts until what is returned is closed."""
+        answer = fleet_pb2.RouteAnswer(number=ask.number)
+        waiting = self._routing.begin(ask.request, deadline, answer.route, self._leases)
+        if waiting is None:
+            self._answers.append(answer)
+        else:
+            self._later(answer, waiting, deadline, prolong())
 
     def _later(self, answer: fleet_pb2.RouteAnswer, waiting: Waiting, deadline: Deadline, visit: ExitStack) -> None:
         """Answer it when its time comes; the visit lasts until then."""

@@ -90,8 +90,9 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
     so a part that changes nothing is left out.
     """
     prompt_tokens, count, fill = request.prompt_tokens, columns.count, columns.filled / columns.count
+    is_even = not most or matched.item(matched.argmin()) == most
     # C = U - U of the holders, so the first two terms are U (1 + B/10 - copied) + copied U of the holders.
-    copied = _copied_share(request, matched, most, columns) if most else 0.0
+    copied = 0.0 if is_even else _copied_share(request, columns.slots[matched == most].tolist(), columns)
     computed = 1.0 - copied
     costs: FloatArray
     if fill:
@@ -100,7 +101,7 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
     else:
         costs = np.full(count, computed)
     # In whole blocks: the last token, which is always computed, changes no order.
-    costs *= prompt_tokens - float(BLOCK_TOKENS) * matched if most else prompt_tokens
+    costs *= prompt_tokens - float(BLOCK_TOKENS) * (most if is_even else matched)
     if columns.queued:
         # Q / (1 + 8/i + 3 Q'/N)
         usual = columns.queue_at(count // 4)
@@ -113,18 +114,14 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
     return costs
 
 
-def _copied_share(request: RequestView, matched: IntArray, most: int, columns: Columns) -> float:
-    """x^4/(x^4 + 1) min(1, u/(h R')): how much of a copy's price later requests will pay."""
-    holders = columns.slots[matched == most]
-    if len(holders) == columns.count:
-        return 0.0
-    slots = holders.tolist()
-    users = sum([request.users.get(slot, 0) for slot in slots])
+def _copied_share(request: RequestView, holders: list[int], columns: Columns) -> float:
+    """x^4/(x^4 + 1) min(1, u/(h R')): how much of a copy's price later requests will pay. `holders`: their slots."""
+    users = sum([request.users.get(slot, 0) for slot in holders])
     if not users:
         return 0.0
     # Reports are late, and may know of fewer requests than use the prefix.
     of_all = users / max(users, columns.in_flight)
     used = users / CROWD
-    if used < of_all / MAIN and max([request.used_for_s.get(slot, 0.0) for slot in slots]) >= MOMENT_S:
+    if used < of_all / MAIN and max([request.used_for_s.get(slot, 0.0) for slot in holders]) >= MOMENT_S:
         used = of_all / MAIN
-    return min(1.0, of_all * columns.count / len(slots)) * used**4 / (used**4 + 1)
+    return min(1.0, of_all * columns.count / len(holders)) * used**4 / (used**4 + 1)

@@ -52,8 +52,8 @@ def cheapest_of(columns: Columns, costs: FloatArray, random: Random) -> int:
         return lowest
     equals = (costs == costs[lowest]).nonzero()[0]
     requests = columns.requests[equals]
-    equals = equals[requests == requests.min()]
-    return int(equals[0]) if len(equals) == 1 else random.choice(equals.tolist())
+    fewest: list[int] = equals[requests == requests[requests.argmin()]].tolist()  # `min` takes three times as long
+    return fewest[0] if len(fewest) == 1 else random.choice(fewest)
 
 
 def reason_for(chosen: WorkerView, candidates: Sequence[WorkerView], request: RequestView) -> Reason:

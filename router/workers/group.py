@@ -43,12 +43,10 @@ class ModelGroup:
         """All of them as policies see them now."""
         stale = self._stale
         if stale:
-            for worker in stale:
+            for worker in tuple(stale):
                 self._view.changed(self._places[worker.slot], worker, worker.figures)
-            # What a breaker that is not closed admits changes with time.
-            lasting = [worker for worker in stale if not worker.breaker.is_closed]
-            stale.clear()
-            stale.update(lasting)
+                if worker.breaker.is_closed:  # else what it admits changes with time
+                    stale.remove(worker)
         return self._view
 
     def suitable(

@@ -33,6 +33,16 @@ async def test_a_lease_goes_on_as_the_worker_reports() -> None:
     look_aside.lease_event(worker, lease_id, LeasePhase.ENDED, 0)
 
 
+async def test_no_two_leases_have_the_same_id_and_none_tells_of_another() -> None:
+    parts = Parts(1)
+    look_asides = [LookAside(60.0, parts.metrics) for _ in range(2)]
+    ids = [each.hold(parts.chooser.choose(prepared(300))) for each in look_asides for _ in range(200)]
+    assert len({half for lease_id in ids for half in (lease_id[:12], lease_id[12:])}) == 2 * len(ids)
+    for look_aside in look_asides:
+        look_aside.close()
+    parts.check_settled()
+
+
 async def test_a_lease_that_nobody_uses_expires() -> None:
     parts = Parts(1)
     look_aside = LookAside(0.01, parts.metrics)

@@ -44,7 +44,8 @@ class TestCost:
             )
             for slot in range(count)
         ]
-        matched = [draw.choice([0, 4, 10]) for _ in workers]
+        held = draw.choice([[0, 4, 10], [0, 4, 10], [10], [0]])
+        matched = [draw.choice(held) for _ in workers]
         users = {slot: draw.randrange(20) for slot in range(count) if matched[slot]}
         used_for_s = {slot: draw.choice([0.0, 0.004, 0.006, 1.0]) for slot, count in users.items() if count}
         view = request(640, matched)._replace(users=users, used_for_s=used_for_s)
