@@ -146,10 +146,20 @@ class Guard:
         if self._limits is None or caller.is_admin:
             yield
             return
-        client = f"key {caller.name}" if caller.name else f"host {host}"
         with ExitStack() as stack:
             with self._refusals_told():
-                stack.enter_context(self._limits.visit(client))
+                stack.enter_context(self._limits.visit(_client(caller, host)))
+            yield
+
+    @contextmanager
+    def visit_more(self, caller: Caller, host: str, count: int) -> Iterator[None]:
+        """So many more requests than the one of a visit that is under way. Raises Overloaded or InvalidRequest."""
+        if self._limits is None or caller.is_admin:
+            yield
+            return
+        with ExitStack() as stack:
+            with self._refusals_told():
+                stack.enter_context(self._limits.visit_more(_client(caller, host), count))
             yield
 
     @contextmanager
@@ -176,3 +186,7 @@ class Guard:
         if self.is_open:
             return True
         return door is Door.CLIENT and self._keys is None and not self._token_closes_client_doors
+
+
+def _client(caller: Caller, host: str) -> str:
+    return f"key {caller.name}" if caller.name else f"host {host}"

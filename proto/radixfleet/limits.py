@@ -4,7 +4,7 @@ Pure: the clock is passed in, and nothing waits. A client is known by its key's 
 keys. What is kept of a client is forgotten once its bucket is full again and nothing of it is open.
 
 The bucket holds `burst` requests and gains `rate_per_s` of them each second; a request takes one, or is refused with
-the time after which there will be one.
+the time after which there will be one. A request that comes to several is let in as one, and leaves the bucket in debt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from radixfleet.clock import Clock
-from radixfleet.errors import Overloaded
+from radixfleet.errors import InvalidRequest, Overloaded
 
 _OPEN_RETRY_S = 1.0
 """When a stream of the client will end is not known."""
@@ -29,6 +29,7 @@ class TokenBucket:
     rate_per_s: float
     burst: float
     level: float
+    """Below 0: it is in debt."""
     at_s: float
 
     def wait_s(self, now_s: float) -> float:
@@ -37,10 +38,10 @@ class TokenBucket:
         # A part in a billion: what rounding takes away must not cost a whole wait.
         return 0.0 if self.level >= 1.0 - 1e-9 else (1.0 - self.level) / self.rate_per_s
 
-    def take(self, now_s: float) -> None:
-        """Take one request, which `wait_s` allowed."""
+    def take(self, now_s: float, count: int = 1) -> None:
+        """Take one request, which `wait_s` allowed, or several that came with it."""
         self._fill(now_s)
-        self.level = max(0.0, self.level - 1.0)
+        self.level -= count
 
     def is_full(self, now_s: float) -> bool:
         """Whether the bucket remembers nothing."""
@@ -91,6 +92,31 @@ class ClientLimits:
         finally:
             state.num_open -= 1
 
+    @contextmanager
+    def visit_more(self, client: str, count: int) -> Iterator[None]:
+        """So many more requests, which came in one that is visiting. Raises Overloaded, which counts nothing.
+
+        Raises InvalidRequest where so many at once never may be.
+        """
+        state = self._clients.get(client)
+        if state is None:
+            yield
+            return
+        if self._max_open is not None:
+            if count >= self._max_open:
+                raise InvalidRequest(
+                    f"this counts as {count + 1} requests, and at most {self._max_open} of a client may run at once"
+                )
+            if state.num_open + count > self._max_open:
+                raise self._too_many(state)
+        if state.bucket is not None:
+            state.bucket.take(self._clock.now(), count)
+        state.num_open += count
+        try:
+            yield
+        finally:
+            state.num_open -= count
+
     def _enter(self, client: str) -> _Client:
         now_s = self._clock.now()
         self._sweep(now_s)
@@ -98,12 +124,7 @@ class ClientLimits:
         if state is None:
             state = self._clients[client] = _Client(self._new_bucket(now_s))
         if self._max_open is not None and state.num_open >= self._max_open:
-            raise Overloaded(
-                f"{self._max_open} requests of this client are running, and more are not allowed at once",
-                retry_after_s=_OPEN_RETRY_S,
-                limit="open_requests",
-                max=str(self._max_open),
-            )
+            raise self._too_many(state)
         if state.bucket is not None:
             wait_s = state.bucket.wait_s(now_s)
             if wait_s > 0:
@@ -116,6 +137,14 @@ class ClientLimits:
             state.bucket.take(now_s)
         state.num_open += 1
         return state
+
+    def _too_many(self, state: _Client) -> Overloaded:
+        return Overloaded(
+            f"{state.num_open} requests of this client are running, and at most {self._max_open} may at once",
+            retry_after_s=_OPEN_RETRY_S,
+            limit="open_requests",
+            max=str(self._max_open),
+        )
 
     def _new_bucket(self, now_s: float) -> TokenBucket | None:
         if self._rate_per_s is None:

@@ -2,7 +2,7 @@
 
     GET /health                          Door.OPEN
     everything else that only looks      Door.CLIENT
-    POST and its like under `_WORK`      Door.CLIENT, counted against the client's limits
+    POST and its like under `_WORK`      Door.CLIENT, counted against the client's limits, and again by `count_more`
     any other POST and its like          Door.ADMIN, so that what is added is closed until it stands here
 
 A key comes as `Authorization: Bearer KEY`, or as the password of Basic authentication, which browsers ask their user
@@ -33,6 +33,7 @@ _WORK = ("/v1/", "/tokenize", "/detokenize", "/console/api/explain")
 _BODY_PAUSE_S = 20.0
 _BODY_S = 300.0
 """How long a client may be silent within a body, and take for all of it: else it holds a connection for nothing."""
+_MORE = "radixfleet.count_more"
 
 
 def door_of(method: str, path: str) -> Door:
@@ -64,7 +65,17 @@ class HttpGuard:
                 await _refuse(error, headers, scope, receive, send)
                 return
             remember(caller)
+            scope[_MORE] = lambda count: visit.enter_context(self._guard.visit_more(caller, _host(scope), count))
             await self._app(scope, _timely(receive), send)
+
+
+def count_more(scope: Scope, count: int) -> None:
+    """The request comes to so many more: they count against its client's limits, too, until it ends.
+
+    Raises Overloaded or InvalidRequest.
+    """
+    if count:
+        scope[_MORE](count)
 
 
 async def _refuse(

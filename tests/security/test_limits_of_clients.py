@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from radixfleet.endpoint import Endpoint
 from radixfleet.errors import Overloaded
 from radixfleet.status import error_from_status, status_pb2
 from tests.support.fake_worker import Script
+from tests.support.http_client import connected, post
 from tests.support.look_aside import ids_request, open_stream
 from tests.support.router_fixture import NO_RETRY, fake_worker, running_fleet
 from tests.support.secured_fleet import KEY, TOKEN, secured_fleet
@@ -85,3 +87,24 @@ async def test_what_is_cached_under_a_clients_salt_is_its_own_on_a_stream_too() 
                 await client.route("x" * 640)
         assert fleet.router.sketch.num_blocks == 20
         fleet.router.look_aside.close()
+
+
+async def test_a_request_over_http_counts_as_many_times_as_it_has_prompts() -> None:
+    """A thousand prompts were one request, whatever the limits."""
+    worker = fake_worker("w0", script=lambda _: Script(before_finish=asyncio.Event()))
+    async with running_fleet([worker], max_client_requests=3, http_port=0) as fleet:
+        port, path = fleet.router.http_port, "/v1/completions"
+        never = await post(port, path, {"prompt": ["a"] * 4})
+        assert (never.status, never.error["type"]) == (400, "invalid_request_error")
+        assert "counts as 4 requests" in never.error["message"]
+        async with connected(port) as connection:
+            await connection.send("POST", path, json.dumps({"prompt": ["a", "b"]}).encode())
+            await until(lambda: fleet.router.log.in_flight == 2)
+            refused = await post(port, path, {"prompt": ["c", "d"]})
+            assert (refused.status, refused.error["type"]) == (429, "rate_limit_error")
+            connection.abort()
+        await until(lambda: not fleet.router.log.in_flight)
+        async with connected(port) as connection:
+            await connection.send("POST", path, json.dumps({"prompt": ["a", "b", "c"]}).encode())
+            await until(lambda: fleet.router.log.in_flight == 3)
+            connection.abort()

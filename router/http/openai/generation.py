@@ -25,6 +25,7 @@ from router.dispatch.request import PreparedRequest
 from router.http.body import parse, read_body
 from router.http.context import caller_context
 from router.http.errors import error_answer, json_response, our_fault
+from router.http.guard import count_more
 from router.http.openai.answers import Part, usage_of
 from router.http.openai.event_stream import EventStream
 from router.http.openai.plan import Plan
@@ -100,6 +101,7 @@ class GenerateEndpoint(Generic[RequestT]):
         body = await read_body(receive, headers, self._generating.max_body_bytes)
         plan = self._plan(parse(body, self._kind), request_id)
         del body
+        count_more(scope, len(plan.requests) - 1)
         with caller_context(headers):
             if plan.is_stream:
                 await self._stream(plan, request_id, receive, EventStream(send))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixfleet.clock import ManualClock
-from radixfleet.errors import Overloaded
+from radixfleet.errors import InvalidRequest, Overloaded
 from radixfleet.limits import ClientLimits
 
 
@@ -58,6 +58,33 @@ def test_a_request_that_is_refused_for_being_one_too_many_takes_nothing_from_the
     with limits.visit("a"):
         assert visits(limits, "a", 50) == 0
     assert visits(limits, "a", 50) == 1
+
+
+def test_a_request_that_comes_to_many_is_let_in_and_paid_off() -> None:
+    clock = ManualClock()
+    limits = ClientLimits(clock, max_requests_per_s=1)
+    with limits.visit("a"), limits.visit_more("a", 9):
+        pass
+    assert visits(limits, "a", 1) == 0
+    with pytest.raises(Overloaded) as caught, limits.visit("a"):
+        pass
+    assert caught.value.retry_after_s == pytest.approx(9.0)
+    clock.advance(9.0)
+    assert visits(limits, "a", 100) == 1
+
+
+def test_all_that_a_request_comes_to_is_open_until_it_ends() -> None:
+    limits = ClientLimits(ManualClock(), max_open_requests=4)
+    with limits.visit("a"):
+        with limits.visit_more("a", 3):
+            assert visits(limits, "a", 1) == 0
+        assert visits(limits, "a", 1) == 1
+        with limits.visit("a"), pytest.raises(Overloaded), limits.visit_more("a", 3):
+            pass
+        with pytest.raises(InvalidRequest, match="counts as 5 requests, and at most 4"), limits.visit_more("a", 4):
+            pass
+        assert visits(limits, "a", 9) == 9
+    assert visits(limits, "a", 9) == 9
 
 
 def test_idle_clients_are_forgotten() -> None:
