@@ -18,6 +18,7 @@ import tokenizers
 from radixfleet.text import TokenizerSpec
 
 MAX_ARCHIVE_FILE_BYTES = 128 * 1024**2
+_TOOL_TEMPLATE = "tool_use"
 
 
 def spec_from_files(
@@ -96,8 +97,7 @@ def spec_from_directory(directory: Path) -> TokenizerSpec:
         settings = _json_file(directory / "tokenizer_config.json")
         model = _json_file(directory / "config.json")
         generation = _json_file(directory / "generation_config.json")
-        template = directory / "chat_template.jinja"
-        chat_template = template.read_text(encoding="utf-8") if template.exists() else None
+        chat_template = template_of_directory(directory)
         tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{directory} holds no tokenizer that can be read: {error}") from error
@@ -109,6 +109,21 @@ def spec_from_directory(directory: Path) -> TokenizerSpec:
         eos_token_ids=ends if isinstance(ends, list) else [] if ends is None else [ends],
         vocab_size=max(tokenizer.get_vocab_size(), model.get("vocab_size") or 0),
     )
+
+
+def template_of_directory(directory: Path) -> str | None:
+    """The chat template that has files of its own. Raises OSError, or UnicodeDecodeError."""
+    paths = (directory / "chat_template.jinja", directory / "additional_chat_templates" / f"{_TOOL_TEMPLATE}.jinja")
+    return joined_template(*(path.read_text(encoding="utf-8") if path.exists() else None for path in paths))
+
+
+def joined_template(default: str | None, with_tools: str | None) -> str | None:
+    """One template of a model's two, of which `with_tools` lays out chats with tools, as transformers chooses."""
+    if default is None or with_tools is None:
+        return default
+    # The signs leave the white space at the seams as it is; a last line break is not rendered.
+    tools, plain = with_tools.removesuffix("\n"), default.removesuffix("\n")
+    return f"{{% if tools +%}}{tools}{{%+ else +%}}{plain}{{%+ endif %}}"
 
 
 def _json_file(path: Path) -> dict[str, Any]:
@@ -152,8 +167,9 @@ def _adds_bos(tokenizer: tokenizers.Tokenizer, settings: Mapping[str, Any], bos_
 
 
 def _template(settings: Mapping[str, Any]) -> str | None:
-    """The field; of several named ones, "default"."""
+    """The field, which may hold several by their names."""
     template = settings.get("chat_template")
     if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        named = {entry["name"]: entry["template"] for entry in template}
+        return joined_template(named.get("default"), named.get(_TOOL_TEMPLATE))
     return template

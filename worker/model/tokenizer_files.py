@@ -1,6 +1,6 @@
 """Makes a `TokenizerSpec` of the tokenizer files of a model. Imports no torch.
 
-directory    tokenizer.json, tokenizer_config.json, chat_template.jinja, and config.json for what is above
+directory    tokenizer.json, tokenizer_config.json, chat templates, and config.json for what is above
 GGUF         everything is in the metadata: see `gguf_tokenizer`
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from radixfleet.text import TokenizerSpec
-from radixfleet.tokenizer_files import spec_from_files
+from radixfleet.tokenizer_files import joined_template, spec_from_files, template_of_directory
 from worker.model.configuration import config_from_directory, config_from_gguf, read_json
 from worker.model.errors import BrokenModel, ModelNotFound
 from worker.model.gguf_file import GgufFile
@@ -29,12 +29,12 @@ def _from_directory(directory: Path) -> TokenizerSpec:
             f"{directory} has no tokenizer.json; save it with transformers' AutoTokenizer.from_pretrained(...)"
             ".save_pretrained(...)"
         )
-    settings_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
+    settings_path = directory / "tokenizer_config.json"
     try:
         return spec_from_files(
             path.read_text(encoding="utf-8"),
             read_json(settings_path) if settings_path.exists() else {},
-            chat_template=template_path.read_text(encoding="utf-8") if template_path.exists() else None,
+            chat_template=template_of_directory(directory),
             eos_token_ids=config.eos_token_ids,
             vocab_size=config.vocab_size,
         )
@@ -52,7 +52,9 @@ def _from_gguf(path: Path) -> TokenizerSpec:
     tokenizer = tokenizer_from_gguf(file)
     return TokenizerSpec(
         tokenizer_json=tokenizer.to_str(),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=joined_template(
+            metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.chat_template.tool_use")
+        ),
         bos_token=_token_at(tokens, bos_token_id, path),
         eos_token=_token_at(tokens, eos_token_id, path),
         bos_token_id=bos_token_id,

@@ -2,6 +2,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from radixfleet.text import Tokenizer
+from radixfleet.tokenizer_files import joined_template
 from radixfleet.types import ChatMessage, ChatPrompt
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_model import CHAT_TEMPLATE, tiny_model
@@ -95,9 +97,46 @@ def test_end_tokens_fall_back_to_the_tokenizers_own(tmp_path: Path) -> None:
     assert load_tokenizer_spec(target).eos_token_ids == (2,)
 
 
+PLAIN_TEMPLATE = "{%- for m in messages %}\n  {{ m.content }}\n{% endfor %}\n  \n"
+TOOL_TEMPLATE = (
+    "\n  {%- macro name(tool) %}{{ tool.function.name }}{% endmacro %}\n{{ name(tools[0]) }}:\n" + PLAIN_TEMPLATE
+)
+
+
+def named_in_settings(target: Path) -> Path:
+    path = target / "tokenizer_config.json"
+    named = [{"name": "default", "template": PLAIN_TEMPLATE}, {"name": "tool_use", "template": TOOL_TEMPLATE}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+    return target
+
+
+def files_of_their_own(target: Path) -> Path:
+    (target / "additional_chat_templates").mkdir()
+    (target / "chat_template.jinja").write_text(PLAIN_TEMPLATE)
+    (target / "additional_chat_templates" / "tool_use.jinja").write_text(TOOL_TEMPLATE)
+    return target
+
+
+@pytest.mark.parametrize("arrange", [named_in_settings, files_of_their_own])
+def test_chats_with_tools_have_the_template_that_is_made_for_them(
+    tmp_path: Path, arrange: Callable[[Path], Path]
+) -> None:
+    target = arrange(directory(tmp_path))
+    ours, theirs = Tokenizer(load_tokenizer_spec(target)), AutoTokenizer.from_pretrained(target)
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    for shown in ([], tools):
+        expected = theirs.apply_chat_template(
+            [{"role": "user", "content": "hello"}], tools=shown or None, tokenize=False
+        )
+        assert ours.render_chat(ChatPrompt((ChatMessage("user", "hello"),), tools=tuple(shown))) == expected
+        assert ("look" in expected) == bool(shown)
+    file = write_gguf(tiny_model(), tmp_path / "t.gguf", metadata={"tokenizer.chat_template.tool_use": TOOL_TEMPLATE})
+    spec = load_tokenizer_spec(file)
+    assert spec.chat_template == joined_template(CHAT_TEMPLATE, TOOL_TEMPLATE)
+
+
 def test_chat_templates_come_from_their_file_first_then_from_the_field(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    target = directory(tmp_path, chat_template=named)
+    target = directory(tmp_path, chat_template=[{"name": "default", "template": "D"}, {"name": "x", "template": "X"}])
     assert load_tokenizer_spec(target).chat_template == "D"
     (target / "chat_template.jinja").write_text("F")
     assert load_tokenizer_spec(target).chat_template == "F"
