@@ -1,9 +1,11 @@
 """Blocks of one worker that are only expected: booked or coming, and not there before.
 
-Something settles each of them. Without word from the worker the end of its request does: then the block is taken for
-cached, unless the request was never computed and nobody else has booked the block, for then it goes. With word from the
-worker only a report settles it, which must come within GRACE_REPORTS reports of the end of its last lease, or the block
-goes: so a request that failed leaves nothing behind. Reports are counted, not seconds: a silent worker loses nothing.
+Each of them is settled at some time. For a worker that reports nothing, the end of the request settles its blocks: they
+are taken to be cached, unless the request was never computed and no other has booked them; then they are dropped.
+
+For a worker that reports, only a report settles a block. If none of the GRACE_REPORTS reports after the end of the
+block's last lease names it, it is dropped, so that a failed request leaves nothing behind. Reports are counted, and not
+seconds, so that a worker loses no blocks by being silent.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ GRACE_REPORTS = 3
 
 
 class Expectations:
-    """See the module."""
+    """The expected blocks of one worker: see the head of the module."""
 
     def __init__(self, holds: Holds) -> None:
         self._holds = holds
         self.blocks: set[int] = set()
-        """All of them. Written here alone."""
+        """All expected blocks. Changed by this class alone."""
         self._reports = 0
         self._due: deque[tuple[int, set[int]]] = deque()
         """Number of a report, and what must have come by it: what is expected, not held, and not here again later."""
@@ -33,11 +35,11 @@ class Expectations:
         self.blocks.update(blocks)
 
     def among(self, blocks: Iterable[int]) -> list[int]:
-        """Those of `blocks` that are expected."""
+        """The part of `blocks` that is expected."""
         return list(filter(self.blocks.__contains__, blocks))
 
     def settle(self, blocks: Iterable[int]) -> None:
-        """They have come, or are gone."""
+        """Expect `blocks` no more: they have come, or are gone."""
         if self.blocks:
             self.blocks.difference_update(blocks)
 

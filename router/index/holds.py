@@ -105,11 +105,11 @@ class Holds:
 
     @property
     def foreign_blocks(self) -> int:
-        """How many blocks come with prompts that only others sent."""
+        """Number of blocks that are coming only because other routers sent prompts with them."""
         return len(self._foreign)
 
     def free(self, blocks: list[int]) -> list[int]:
-        """Those of `blocks` that are not held."""
+        """The part of `blocks` that is not held."""
         leased, coming = self.leased, self.coming
         if leased.keys().isdisjoint(blocks) and coming.keys().isdisjoint(blocks):
             return blocks

@@ -37,9 +37,9 @@ class HotPrefix:
     """One prefix, and what it saved lately."""
 
     block_hash: int
-    """Of its last block: names the whole prefix."""
+    """Hash of the prefix's last block, which names the whole prefix."""
     tokens: int
-    """Its length."""
+    """Length of the prefix."""
     saved_tokens: int
     """Prompt tokens that nobody had to compute. Too high by `error_tokens` at most."""
     error_tokens: int
@@ -91,7 +91,7 @@ class HotPrefixes:
         counter.requests += 1
 
     def hottest(self, count: int) -> list[HotPrefix]:
-        """Those that saved most lately, the first the most."""
+        """The prefixes that saved most lately, the best first."""
         self._turn()
         found = [self._joined(key) for key in self._now.keys() | self._before.keys()]
         return sorted(found, key=lambda prefix: (-prefix.saved_tokens, prefix.block_hash))[:count]

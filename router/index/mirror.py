@@ -207,7 +207,7 @@ class Mirror:
         return new
 
     def go(self, blocks: list[int]) -> list[int]:
-        """Those `blocks` come no more, and were not computed. Returns the blocks that left."""
+        """The worker has announced that `blocks` come no more and were not computed. Returns the blocks that left."""
         gone = [block for block in blocks if block in self._holds.coming]
         self._holds.come_no_more(gone)
         return self._give_up(gone)
@@ -217,7 +217,7 @@ class Mirror:
         return self._drop(self._expected.overdue())
 
     def lose_truth(self) -> None:
-        """There is no word from the worker from now on: what was expected of ended requests is taken for cached."""
+        """The worker reports no more: what was expected of requests that have ended is taken to be cached."""
         self.sequence = None
         leased = self._holds.leased
         self._order.use([block for block in self._holds.nothing_comes() if block not in leased])

@@ -22,7 +22,7 @@ _SWEEP_SLACK = 1024
 
 
 class UseOrder:
-    """See the module. `is_held` says which blocks may not leave to make room."""
+    """The order of last use: see the head of the module. `is_held` says which blocks may not leave to make room."""
 
     def __init__(self, is_held: Callable[[int], bool]) -> None:
         self._is_held = is_held
@@ -33,11 +33,11 @@ class UseOrder:
         self._recorded_blocks = 0
 
     def missing(self, blocks: list[int]) -> list[int]:
-        """Those of `blocks` that are not here."""
+        """The part of `blocks` that is not here."""
         return list(filterfalse(self.last_use.__contains__, blocks))
 
     def join(self, blocks: list[int]) -> list[int]:
-        """Let `blocks` be here, unused. Returns those that were not."""
+        """Add `blocks`, which have not been used yet. Returns those that were not here before."""
         self._tick += 1
         new = self.missing(blocks)
         self._date(new)

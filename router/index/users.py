@@ -17,7 +17,10 @@ DepthArray = npt.NDArray[np.intp]
 
 @dataclass(slots=True, eq=False)
 class Users(Mapping[int, int]):
-    """See `Sketch.users`. Few of a thousand workers are asked for. Not frozen, which would make it twice as slow."""
+    """The users of the deepest matched block on each worker: see `Sketch.users`.
+
+    Computed when asked for, because a policy asks for few of a thousand workers. Not frozen: that is twice as slow.
+    """
 
     mirrors: Sequence[Mirror | None]
     hashes: HashArray
@@ -30,7 +33,7 @@ class Users(Mapping[int, int]):
         return users
 
     def get(self, slot: int, default: int = 0) -> int:  # type: ignore[override]  # without an exception inside
-        """Of this worker."""
+        """Users on the worker in `slot`; `default` where there are none."""
         depth, mirror = self.depths.item(slot), self.mirrors[slot]
         return (mirror.users(self.hashes.item(depth - 1)) if depth and mirror is not None else 0) or default
 
@@ -46,7 +49,7 @@ class Users(Mapping[int, int]):
 
 @dataclass(slots=True, eq=False)
 class UsedFor(Mapping[int, float]):
-    """See `Sketch.used_for_s`."""
+    """For how long the deepest matched block on each worker has been in use: see `Sketch.used_for_s`."""
 
     mirrors: Sequence[Mirror | None]
     hashes: HashArray
@@ -60,7 +63,7 @@ class UsedFor(Mapping[int, float]):
         return used_s
 
     def get(self, slot: int, default: float = 0.0) -> float:  # type: ignore[override]  # as above
-        """Of this worker."""
+        """Seconds on the worker in `slot`; `default` where the block is not in use."""
         depth, mirror = self.depths.item(slot), self.mirrors[slot]
         since_s = mirror.used_since_s(self.hashes.item(depth - 1)) if depth and mirror is not None else None
         return default if since_s is None else self.clock.now() - since_s

@@ -30,21 +30,21 @@ class Decodes(NamedTuple):
     rows: RowIndex
     requests: list[Request]
     starts: npt.NDArray[np.int64]
-    """The position that each computes."""
+    """The position that each decode computes."""
 
     def piece(self, index: int) -> Piece:
-        """One of them."""
+        """The decode at `index` as a piece of the step."""
         return Piece(self.requests[index], int(self.starts[index]), 1, samples=True)
 
 
 class Launched(NamedTuple):
-    """What is remembered of a step until its result is there. Its sequences: the decodes, then the chunks."""
+    """What is kept of a launched step until its result is there. Its sequences are the decodes, then the chunks."""
 
     step: int
     decodes: Decodes
     chunks: list[Piece]
     slots: Int32Array
-    """As in the plan: what the step writes."""
+    """The plan's slots: those that the step writes."""
 
     @property
     def num_sequences(self) -> int:
@@ -52,7 +52,7 @@ class Launched(NamedTuple):
         return len(self.decodes.rows) + len(self.chunks)
 
     def piece(self, sequence: int) -> Piece:
-        """One of them."""
+        """The sequence of this number as a piece of the step."""
         num_decodes = len(self.decodes.rows)
         return self.decodes.piece(sequence) if sequence < num_decodes else self.chunks[sequence - num_decodes]
 

@@ -14,15 +14,15 @@ class Counters(msgspec.Struct):
     aborted_requests: int = 0
     failed_requests: int = 0
     refused_requests: int = 0
-    """Those that could never fit."""
+    """Requests that could never fit."""
     prompt_tokens: int = 0
-    """Of admitted requests."""
+    """Prompt tokens of admitted requests."""
     cached_tokens: int = 0
-    """Of those, found in the cache at first admission."""
+    """The part of `prompt_tokens` that was found in the cache at first admission."""
     computed_tokens: int = 0
-    """Computed by all launched steps: prompts, decodes, and once more what a retraction lost."""
+    """Tokens computed by all launched steps: prompts, decodes, and once more what a retraction lost."""
     prompt_step_tokens: int = 0
-    """Of those, in chunks of prompts; the others are decodes."""
+    """The part of `computed_tokens` in chunks of prompts; the others are decodes."""
     prefill_steps: int = 0
     """Launched steps that only computed prompts."""
     decode_steps: int = 0
@@ -33,7 +33,7 @@ class Counters(msgspec.Struct):
     """Sampled by a step that was in flight when its request ended."""
     retractions: int = 0
     preemptions: int = 0
-    """Of those, retractions for a waiting request of higher priority."""
+    """The part of `retractions` that made room for a waiting request of higher priority."""
     out_of_memory_prefill: int = 0
     """Steps that were taken back because the device had no memory for them: those with chunks of prompts, ..."""
     out_of_memory_decode: int = 0

@@ -41,7 +41,7 @@ class Holding:
     """Tokens found in the cache at admission."""
     duplicates: list[Int32Array] = field(default_factory=list)
     entries: memoryview = field(init=False)
-    """Of its row."""
+    """The entries of the request's row in all columns of `Rows`."""
 
     def __post_init__(self) -> None:
         self.entries = self.rows.entries(self.row)

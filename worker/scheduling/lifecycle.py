@@ -34,11 +34,11 @@ class Lifecycle:
         clock: Clock,
     ) -> None:
         self.requests: dict[int, Request] = {}
-        """Those that have not ended, by uid."""
+        """Requests that have not ended, by uid."""
         self.running = Running(limits.num_rows)
-        """PREFILL and DECODE."""
+        """Requests in the states PREFILL and DECODE."""
         self.leaving: set[Request] = set()
-        """RETRACTED and FINISHED that still have steps in flight."""
+        """Requests in the states RETRACTED and FINISHED that still have steps in flight."""
         self.left_rows: list[int] = []
         """Rows with edits whose requests have left them since the last plan."""
         self.outbox = StepOutputs([], [], [])
@@ -58,7 +58,7 @@ class Lifecycle:
         return outbox
 
     def begin(self, request: Request) -> None:
-        """It was admitted, for the first time or again after a retraction, of which nothing is told."""
+        """A request was admitted. Only its first admission is counted and told, not those after retractions."""
         self.running.add(request)
         if request.was_admitted:
             return
@@ -70,13 +70,13 @@ class Lifecycle:
         self.outbox.admitted.append(Admitted(request.uid, cached_tokens, self._clock.now()))
 
     def finish(self, request: Request, reason: FinishReason, matched_token_id: int | None = None) -> None:
-        """It ends by itself."""
+        """A request ends because it is complete."""
         self._counters.finished_requests += 1
         self._learn_growth(request)
         self._end(request, Ended(request.uid, reason, matched_token_id=matched_token_id))
 
     def abort(self, request: Request) -> None:
-        """Its client, or its front, does not want it any more."""
+        """A request ends because its client or its front wants no more of it."""
         self._counters.aborted_requests += 1
         if request.outputs:
             # As a rule its front found a stop string.

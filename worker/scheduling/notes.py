@@ -24,21 +24,21 @@ class PromptRun(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Of one sequence."""
+    """What a step's result tells of one sequence beside its token."""
 
     sampled: TokenLogprobs | None = None
     prompt: PromptRun | None = None
     has_ended: bool = False
-    """Its grammar allows nothing after the token."""
+    """The request's grammar allows nothing after the token."""
     cause: str = ""
-    """Why it failed, if that was not a NaN."""
+    """Why the sequence failed; empty where it did not, and where its logits were NaN."""
 
 
 NOTHING = Note()
 
 
 def notes_of(result: StepResult, launched: Launched) -> dict[int, Note]:
-    """By sequence of the step, of those of which there is something to tell."""
+    """The notes of a step by the number of the sequence; those without any are left out."""
     notes: dict[int, Note] = {}
     if result.logprobs is not None and len(result.logprobs.sequences):
         _add_logprobs(notes, result.logprobs, launched)

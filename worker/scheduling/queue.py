@@ -30,21 +30,21 @@ WINDOW = 32
 
 
 class WaitingQueue:
-    """Sorted by a key that is fixed while a request waits."""
+    """The requests that wait, sorted by a key that does not change while they do."""
 
     def __init__(self, order: Order, max_overtakes: int, *, preempt: bool = False) -> None:
         self._order = order
         self._preempt = preempt
         self._max_overtakes = max_overtakes
         self._keys: list[_Key] = []
-        """Of those that are not held."""
+        """Keys of the requests that are not held, ascending."""
         self._requests: dict[_Key, Request] = {}
         self._held: dict[Request, list[Request]] = {}
-        """By the request that they wait for."""
+        """Requests that are held, by the request whose prefix they wait for."""
         self._held_until: dict[Request, int] = {}
-        """Positions of that request which must have settled before the first of them can go on."""
+        """For each request that others wait for: positions that must have settled before the first of them goes on."""
         self.prompt_tokens = 0
-        """Tokens that those who wait have to compute, as far as is known."""
+        """Prompt tokens that the waiting requests have to compute, by what the cache held when it was last asked."""
 
     def __len__(self) -> int:
         return len(self._requests)

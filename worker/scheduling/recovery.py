@@ -30,7 +30,7 @@ _STEP_STAGES = (Stage.PREFILL, Stage.DECODE, Stage.SAMPLING)
 
 
 class Recovery:
-    """See the head of the module."""
+    """Bounds the next steps after the device ran out of memory: see the head of the module."""
 
     def __init__(self, limits: Limits, counters: Counters, shortages: Shortages) -> None:
         self.size = StepSize(limits.chunked_prefill_size, limits.max_running_requests)
@@ -38,7 +38,7 @@ class Recovery:
         self._shortages = shortages
 
     def seated(self, running: RowIndex, rows: Rows) -> RowIndex:
-        """Those of `running` that may be in the next step: all, or those whose last step was longest ago."""
+        """The part of `running` that may be in the next step: all, or those whose last step was longest ago."""
         seats = self.size.sequences.now
         if len(running) <= seats:
             return running

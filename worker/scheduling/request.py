@@ -41,9 +41,9 @@ class State(Enum):
     DECODE = "decode"
     """All of `fill_ids` is planned; one token a step from here on."""
     RETRACTED = "retracted"
-    """Planned no more; goes back to the queue when its launched steps have settled."""
+    """Not planned any more; goes back to the queue when its launched steps have settled."""
     FINISHED = "finished"
-    """Its end was told; what it holds is released when its launched steps have settled."""
+    """The client was told the end; what the request holds is released when its launched steps have settled."""
 
 
 class Entry:
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Changed by the scheduler alone."""
+    """One request in the scheduler, which alone changes it."""
 
     submit: Submit
     arrival: int
@@ -70,27 +70,27 @@ class Request:
     fill_ids: Int32Array
     """What must be computed before a token is sampled: the prompt, and after a retraction all tokens so far."""
     outputs: list[int] = field(default_factory=list)
-    """Settled new tokens."""
+    """Generated tokens that have settled."""
     expected_cached: int = 0
     """While waiting: tokens of `fill_ids` that the cache held when it was last asked, ..."""
     known_match: Match | None = None
     """... and what it found."""
     counted_tokens: int = 0
-    """What the queue's `prompt_tokens` has of it."""
+    """This request's part of the queue's `prompt_tokens`."""
     overtaken: int = 0
     """Requests that arrived later and were admitted earlier."""
     waits_for: tuple[Request, int] | None = None
     """Held in the queue until that request has settled that many positions, which this one shares."""
     has_waited: bool = False
-    """It was held once, and is not held again."""
+    """The request was held once; it is not held again."""
     was_admitted: bool = False
     parent: Request | None = None
-    """It is a further completion of that request, and waits for its prompt."""
+    """The request of which this is a further completion (n > 1); it waits until the parent's prompt is computed."""
     next_prompt_logprob: int = 0
     """Position of the next token of the prompt whose log probability is to be told; 0: none is."""
     holding: Holding | None = None
     is_poisoned: bool = False
-    """A step of it failed: its KV is not to be cached."""
+    """A step of the request failed, so that its KV must not be cached."""
     _state: State = State.WAITING
 
     planned = Entry()
@@ -98,11 +98,11 @@ class Request:
     in_flight = Entry()
     """Launched steps with this request that are not settled."""
     samples_in_flight = Entry()
-    """Those of them that sample a token for it."""
+    """The part of `in_flight` that samples a token for this request."""
     to_sample = Entry()
-    """Tokens that it may still make, beyond those that are settled or in flight."""
+    """Tokens that it may still generate, beyond those that are settled or in flight."""
     stale_steps = Entry()
-    """Of the steps in flight, those built upon one that was taken back: their results are worth nothing."""
+    """The part of `in_flight` that was built upon a step that was taken back, and whose results are dropped."""
     restarts = Entry()
     """1 when a step of it was taken back: its row is to be started anew with its next step."""
     tries_alone = Entry()

@@ -12,7 +12,7 @@ from worker.scheduling.rows import RowIndex
 
 
 class Running:
-    """By uid and by row. Changed by `Lifecycle` alone."""
+    """The running requests, by uid and by row, in the order of admission. Changed by `Lifecycle` alone."""
 
     def __init__(self, max_rows: int) -> None:
         self._requests: dict[int, Request] = {}
@@ -20,9 +20,9 @@ class Running:
         self._by_row = np.full(max_rows, None, dtype=object)
         self._rows: RowIndex | None = None
         self.stop_tokens: set[int] = set()
-        """Those of any of them."""
+        """Stop tokens that any running request has."""
         self._num_stopping: Counter[int] = Counter()
-        """Of each stop token, requests that have it."""
+        """Number of running requests that have each stop token."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -32,23 +32,23 @@ class Running:
 
     @property
     def uids(self) -> KeysView[int]:
-        """Of all, in order."""
+        """Uids of all running requests, in order."""
         return self._requests.keys()
 
     @property
     def rows(self) -> RowIndex:
-        """Of all, in order: the same array as long as nobody comes or leaves."""
+        """Rows of all running requests, in order: the same array until a request is added or removed."""
         if self._rows is None:
             self._rows = np.fromiter(self._row_of.values(), np.int64, len(self._row_of))
         return self._rows
 
     def at(self, rows: RowIndex) -> list[Request]:
-        """Those that have `rows`."""
+        """The requests that have `rows`, in the order of `rows`."""
         requests: list[Request] = self._by_row[rows].tolist()
         return requests
 
     def add(self, request: Request) -> None:
-        """It was admitted: the newest."""
+        """Add a request that was just admitted, as the last."""
         self._requests[request.uid] = request
         self._row_of[request.uid] = request.held.row
         self._num_stopping.update(request.submit.stop_token_ids)
@@ -57,7 +57,7 @@ class Running:
         self._rows = None
 
     def remove(self, request: Request) -> None:
-        """It is planned no more."""
+        """Remove a request that is planned no more."""
         del self._requests[request.uid], self._row_of[request.uid]
         for token_id in request.submit.stop_token_ids:
             self._num_stopping[token_id] -= 1

@@ -197,7 +197,7 @@ class Scheduler:
         return bool(self._lifecycle.requests or self._launched)
 
     def load(self) -> Load:
-        """What is being done and what waits; cached prefixes that nobody uses are no load."""
+        """The load now. Cached prefixes that no request uses do not count as load."""
         queue = self._admission.queue
         rows, columns = self._lifecycle.running.rows, self.holdings.rows
         computing = int(np.maximum(columns.filled[rows] - columns.settled[rows], 0).sum())
@@ -237,7 +237,7 @@ class Scheduler:
         return None
 
     def _plan_decodes(self, seated: RowIndex) -> Decodes:
-        """Those of `seated` that decode in this step, each with a slot for its next position."""
+        """The part of `seated` that decodes in this step, each with a slot for its next position."""
         rows, running = self.holdings.rows, self._lifecycle.running
         ready = seated[(rows.is_decoding[seated] > 0) & (rows.to_sample[seated] > 0)]
         needy = ready[rows.planned[ready] == rows.allocated[ready]]

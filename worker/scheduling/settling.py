@@ -46,7 +46,11 @@ class Settling:
         self._settle_chunks(launched, result, notes)
 
     def _settle_decodes(self, decodes: Decodes, result: StepResult, notes: dict[int, Note]) -> None:
-        """Of most nothing but a token is told: what all of these share at once, then token by token."""
+        """Settle the step's decodes.
+
+        Most go on and have no note but their token: what these have in common is settled in whole columns of `Rows`,
+        and then each gets its token. The others (failed, stale, or with a note) are settled one by one.
+        """
         rows, requests, starts = decodes.rows, decodes.requests, decodes.starts
         token_ids, failed = result.token_ids[: len(rows)].tolist(), result.failed[: len(rows)]
         goes_on = (self._rows.is_decoding[rows] > 0) & (self._rows.stale_steps[rows] == 0) & ~failed
