@@ -189,9 +189,12 @@ class KvEvents:
         return not (event.HasField("group_idx") and event.group_idx in self._ignored_groups)
 
     def _is_whole_attention(self, stored: Any) -> bool:
-        """Models with several kinds of attention have groups of blocks for each; only the full kind makes prefixes."""
+        """Models with several kinds of attention have groups of blocks for each; only the full kinds make prefixes.
+
+        vLLM's names for them: full_attention, sink_full_attention, mla_attention (DeepSeek's, and others that compress).
+        """
         kind = stored.kv_cache_spec_kind
-        if kind and "full" not in kind and stored.HasField("group_idx"):
+        if kind and "full" not in kind and not kind.startswith("mla") and stored.HasField("group_idx"):
             self._ignored_groups.add(stored.group_idx)
             return False
         return True

@@ -1,4 +1,8 @@
-"""Whether the client is still there: when it leaves, the work for it ends at once, before the first token too."""
+"""Whether the client is still there: when it leaves, the work for it ends at once, before the first token too.
+
+A client that ends its side alone cannot be told from one that left, until something is written to it, which may be
+minutes later. So it is taken to have left, as nginx, Envoy and Go's server do; no common HTTP client does it.
+"""
 
 from __future__ import annotations
 

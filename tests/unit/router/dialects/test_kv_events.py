@@ -136,6 +136,8 @@ def test_a_parent_that_was_never_told_calls_for_all_of_it(events: KvEvents) -> N
         {"tier": pb.KV_CACHE_TIER_EXTERNAL},
         {"locality": pb.KV_CACHE_LOCALITY_REMOTE},
         {"group_idx": 1, "kv_cache_spec_kind": "sliding_window"},
+        {"group_idx": 1, "kv_cache_spec_kind": "sliding_window_mla"},
+        {"group_idx": 1, "kv_cache_spec_kind": "mamba"},
     ],
 )
 def test_what_is_not_on_the_device_or_makes_no_prefixes_does_not_count(
@@ -145,6 +147,13 @@ def test_what_is_not_on_the_device_or_makes_no_prefixes_does_not_count(
     events.take(batch(1, stored(2, 1, **fields)))
     own = {name: value for name, value in fields.items() if name in ("tier", "locality", "group_idx")}
     events.take(batch(2, pb.KvCacheEvent(removed=pb.KvBlocksRemoved(block_hashes=[1], **own))))
+    assert len(events.blocks) == 1
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sink_full_attention", "mla_attention"])
+def test_every_kind_of_whole_attention_makes_prefixes(events: KvEvents, kind: str) -> None:
+    """Engines of DeepSeek's models were taken to cache nothing."""
+    events.take(batch(0, stored(1, group_idx=0, kv_cache_spec_kind=kind)))
     assert len(events.blocks) == 1
 
 
