@@ -10,6 +10,7 @@ import pytest
 from radixfleet import convert, types
 from radixfleet.convert import check_names, check_tokens, pack_tokens, prompt_form, unpack_tokens
 from radixfleet.errors import InvalidRequest
+from radixfleet.rates import PromptTokens, Recent, Totals
 from radixfleet.types import ChatMessage, ChatPrompt
 from radixfleet.v1 import inference_pb2 as pb
 from radixfleet.v1 import worker_pb2
@@ -123,6 +124,8 @@ def test_names_are_bounded(name):
     assert refused(check_names, pb.GenerateRequest(**{name: "é" * 512 + "x"})).field == name
 
 
+TOTALS = Totals(1, 2, 3, 2**40, 5, 6, 7, 0.25, 0.125, 8, 9, (10, 0, 11))
+
 VALUES = [
     (
         convert.model_info_to_pb,
@@ -132,6 +135,9 @@ VALUES = [
     (convert.capacity_to_pb, convert.capacity, types.Capacity(2**40, 16, 256, 8192)),
     (convert.memory_pools_to_pb, convert.memory_pools, types.MemoryPools("cpu", 2**43, 2, 3, 4, "device memory")),
     (convert.load_to_pb, convert.load, types.Load(1, 2, 2**40, 4, 5)),
+    (convert.accepted_load_to_pb, convert.accepted_load, types.AcceptedLoad(3, 2**40)),
+    (convert.totals_to_pb, convert.totals, TOTALS),
+    (convert.recent_to_pb, convert.recent, Recent(9.5, TOTALS, PromptTokens(5, 4, 3, 2, 1))),
     (convert.usage_to_pb, convert.usage, types.Usage(1, 2, 3, 0.25, 0.5, 1e-9)),
 ]
 
