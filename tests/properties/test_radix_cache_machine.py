@@ -157,6 +157,21 @@ class RadixCacheMachine(RuleBasedStateMachine):
         self.running.remove(sequence)
         return multiple()
 
+    @rule(target=sequences, sequence=consumes(sequences))
+    def forget(self, sequence: Sequence) -> object:
+        keys = sequence.keys(0, sequence.handle.length)
+        sequence.abort(forget=True)
+        self.now += 1
+        self.running.remove(sequence)
+        for key in keys:
+            self.model[key].let_go = self.now
+        locked = self.locked()
+        for key in reversed(keys):
+            if key in locked or any((n, p[: -self.page_size]) == key for n, p in self.model):
+                break
+            del self.model[key]
+        return multiple()
+
     def compute(self, sequence: Sequence, num_tokens: int) -> None:
         end = min(sequence.computed + num_tokens, len(sequence.tokens))
         missing = -(-end // self.page_size) - -(-sequence.computed // self.page_size)

@@ -69,7 +69,7 @@ class CachedSequence:
         self.insert()
         self.abort()
 
-    def abort(self) -> None:
+    def abort(self, *, forget: bool = False) -> None:
         self.allocator.free(int32(sorted(self.own)))
         self.own.clear()
-        self.cache.unlock(self.handle)
+        (self.cache.forget if forget else self.cache.unlock)(self.handle)

@@ -56,6 +56,10 @@ class Locks:
                 self.evictable_pages += len(node.pages)
             node = node.parent
 
+    def put_first(self, leaf: Node) -> None:
+        """An unlocked leaf is the next to be evicted."""
+        self.order.move_to_end(leaf, last=False)
+
     def hung(self, num_pages: int) -> None:
         """A node with so many pages was added. Counted as evictable for a moment: whoever adds it locks it."""
         self.evictable_pages += num_pages

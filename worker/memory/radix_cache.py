@@ -222,6 +222,16 @@ class RadixCache:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
         self._drop_if_empty(self._locks.release(handle.end()))
 
+    def forget(self, handle: Handle) -> None:
+        """End a handle's lock, and evict what led to it as far as nobody has it locked and nothing else goes on from it."""
+        node = handle.node
+        self.unlock(handle)
+        while node.parent is not None and not node.locks and not node.children:
+            above = node.parent
+            self._locks.put_first(node)
+            self.evict(len(node.pages))
+            node = above
+
     def pages_released_by(self, handle: Handle) -> int:
         """Pages that become evictable when it is unlocked: those that nobody else has locked. O(nodes below them)."""
         node, num_pages = handle.node, 0

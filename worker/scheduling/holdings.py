@@ -131,10 +131,16 @@ class Holdings:
         holding.duplicates = [np.setdiff1d(np.concatenate(holding.duplicates), taken)]
         self.rows.own_pages[holding.row] -= len(taken)
 
-    def release(self, holding: Holding) -> None:
-        """Give everything back. No launched step may read or write any of it any more."""
+    def release(self, holding: Holding, *, forget: bool = False) -> None:
+        """Give everything back. No launched step may read or write any of it any more.
+
+        `forget`: the cache is not to keep its prefix for others, as far as it had that alone.
+        """
         own = self.own_pages(holding)
-        self.cache.unlock(holding.handle)
+        if forget:
+            self.cache.forget(holding.handle)
+        else:
+            self.cache.unlock(holding.handle)
         self.allocator.free(own)
         self.table.release_row(holding.row)
         self.rows.clear(holding.row)

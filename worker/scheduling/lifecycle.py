@@ -84,8 +84,13 @@ class Lifecycle:
         self._end(request, Ended(request.uid, FinishReason.ABORT))
 
     def fail_step_of(self, request: Request, cause: str, *, is_alone: bool) -> None:
-        """A step of the request failed, for its row alone or for all in it: nothing more of it is cached."""
+        """A step of the request failed, for its row alone or for all in it: nothing more of it is cached.
+
+        Which of its steps a NaN comes from is not known: chunks before the last show none. So what is cached of it goes
+        too, or all who send the same prompt would fail.
+        """
         request.is_poisoned = True
+        request.gave_nan = is_alone and not cause
         if request.state is not State.FINISHED:
             alone = cause or "the model gave it no valid probabilities (NaN)"
             why = alone if is_alone else "the device could not compute its step"
@@ -160,7 +165,7 @@ class Lifecycle:
         self._keep(request)
         if request.submit.edits is not None:
             self.left_rows.append(request.held.row)
-        self._holdings.release(request.held)
+        self._holdings.release(request.held, forget=request.gave_nan)
         request.holding = None
         self.leaving.remove(request)
         if request.state is State.RETRACTED:

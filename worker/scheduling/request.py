@@ -91,6 +91,8 @@ class Request:
     holding: Holding | None = None
     is_poisoned: bool = False
     """A step of the request failed, so that its KV must not be cached."""
+    gave_nan: bool = False
+    """The logits of the request held a NaN, so that the KV that is cached of it must not be kept either."""
     _state: State = State.WAITING
 
     planned = Entry()

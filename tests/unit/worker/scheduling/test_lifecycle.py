@@ -342,8 +342,28 @@ class TestFailure:
         worker.run(in_flight=2)
         worker.submit(make_submit(2, np.arange(40), 6))
         worker.run(in_flight=2)
-        assert worker.state(2).cached_tokens == 16, "only what an earlier step had computed"
+        expected = 16 if whole_step else 0
+        assert worker.state(2).cached_tokens == expected, "what an earlier step had computed, unless it may be spoilt"
         worker.assert_tokens(2)
+
+    def test_a_nan_takes_nothing_that_others_go_on_from(self) -> None:
+        worker = SimWorker(chunk=64)
+        shared = list(range(16))
+        prompts = {1: [*shared, *range(20, 29)], 2: [*shared, *range(30, 39)]}
+        worker.submit(make_submit(1, prompts[1], 2))
+        worker.run()
+        worker.submit(make_submit(2, prompts[2], 6))
+        worker.step()
+        worker.runner.faults.nan_sequences[len(worker.plans) + 1] = {0}
+        worker.run(in_flight=2)
+        failed = worker.state(2).ended
+        assert failed is not None
+        assert failed.code == "INTERNAL"
+        for uid, prompt, cached in ((3, prompts[2], 16), (4, prompts[1], 24)):
+            worker.submit(make_submit(uid, prompt, 2))
+            worker.run()
+            assert worker.state(uid).cached_tokens == cached
+        worker.assert_idle()
 
     def test_an_aborted_request_in_a_failed_step_has_one_outcome(self) -> None:
         worker = SimWorker()
