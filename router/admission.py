@@ -62,7 +62,7 @@ class AdmissionQueue(Generic[Item]):
 
     @property
     def next(self) -> Item | None:
-        """Whose turn it is; None when nobody waits."""
+        """The request whose turn it is; None when none waits."""
         return self._items[self._order[0]] if self._order else None
 
     def take(self) -> Item:

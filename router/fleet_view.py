@@ -65,7 +65,7 @@ class Columns:
 
     @property
     def least_requests(self) -> float:
-        """Of the worker with the fewest. There must be one."""
+        """Requests of the worker that has fewest. There must be a worker."""
         if self._least_requests is None:
             self._least_requests = _least_of(self.requests)
         return self._least_requests

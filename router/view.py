@@ -92,7 +92,7 @@ class WorkerView:
     places_short: int = field(init=False)
     """How many requests must end before one more can run; 0 when it can run at once. Derived."""
     figures: Figures = field(init=False)
-    """Those that a score reads in columns. Derived."""
+    """The figures that a score reads as columns over all workers. Derived."""
 
     def __post_init__(self) -> None:
         """Work out the derived fields."""
@@ -151,7 +151,7 @@ class Ranking(NamedTuple):
     costs: Mapping[int, float]
     """Cost by slot, of the eligible workers alone; the lowest wins. The unit is the policy's own."""
     most_matched_blocks: int | None = None
-    """Of the prompt, on the eligible worker that holds most of it; None: not worked out."""
+    """Blocks of the prompt on the eligible worker that holds most of it; None: the policy did not work it out."""
 
     @property
     def order(self) -> list[int]:

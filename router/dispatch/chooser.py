@@ -184,7 +184,7 @@ def _refusal(model: str, workers: Sequence[WorkerState]) -> tuple[str, float]:
 
 
 def _suitable(group: ModelGroup, request: PreparedRequest, excluded: Collection[WorkerState] = ()) -> FleetView:
-    """Those of the group that can take the request at all."""
+    """The workers of the group that can take the request at all."""
     wanted = _needs(group, request)
     return group.suitable(
         request.prompt_tokens, request.fingerprint, look_aside=request.look_aside, excluded=excluded, needs=wanted

@@ -61,9 +61,9 @@ class _Try:
     num_tokens: int = 0
     """Generated so far, in all completions."""
     first_output: array[int] = field(default_factory=lambda: array("I"))
-    """Of completion 0: the one that the next turn of a chat most likely continues."""
+    """Tokens of completion 0, which the next turn of a chat most likely continues."""
     held: Reply | None = None
-    """Started, until there is something to send after it."""
+    """The Started message, which is held back until another message follows it."""
     is_visible: bool = False
     """The client has been sent something of the answer, now or by an earlier try."""
 

@@ -20,7 +20,7 @@ class Inbox:
         self._items: deque[Reply | LinkFailure] = deque()
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None
-        """Of the one who waits."""
+        """What the reader awaits; None while no reader waits."""
 
     def put(self, item: Reply | LinkFailure) -> None:
         """Let the reader have it."""

@@ -45,9 +45,9 @@ class Decision(NamedTuple):
     policy: str
     reason: Reason
     predicted_cached_tokens: int
-    """Of the prompt, when the worker begins it."""
+    """Prompt tokens expected in the chosen worker's cache when it begins the request."""
     reachable_cached_tokens: int
-    """On the eligible worker that holds most of the prompt."""
+    """The same for the eligible worker that holds most of the prompt."""
 
 
 class Lease:

@@ -45,7 +45,7 @@ class Reply:
     index: int = 0
     """Which of the request's completions they belong to."""
     cached_tokens: int | None = 0
-    """Of the first message and the last; None: the worker does not tell, or not yet."""
+    """Cached prompt tokens, in the first and the last message; None: the worker does not tell, or not yet."""
 
     @property
     def num_tokens(self) -> int:

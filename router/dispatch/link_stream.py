@@ -76,7 +76,7 @@ class StreamLink:
         return self._silent_incarnation is not None and self._silent_incarnation == self._worker.incarnation
 
     async def _stream_for(self, num_bytes: int, timeout_s: float | None) -> OpenLink | None:
-        """For a request of this size; None: it goes by a call, as it would hold up all that is behind it."""
+        """The stream for a request of `num_bytes`; None: one as large goes by a call, to delay none behind it."""
         if num_bytes > MESSAGE_BYTES or self._is_silent:
             return None
         try:

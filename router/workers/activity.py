@@ -84,7 +84,7 @@ class Activity:
 
 
 class WorkerActivity(Activity):
-    """Of one worker: the newest word of it, and the prompts that this router sent there."""
+    """The activity of one worker: its newest report, and the prompts that this router sent to it."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -129,7 +129,7 @@ class Active(Protocol):
 
     @property
     def activity(self) -> WorkerActivity:
-        """Its own."""
+        """The worker's own activity."""
         ...
 
 

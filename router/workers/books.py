@@ -139,7 +139,7 @@ class Books:
         self._ended.clear()
 
     def _tokens_booked_until(self, at_s: float) -> int:
-        """Of own bookings, those that were made by then."""
+        """Tokens of own bookings that were made by `at_s`."""
         tokens = self._own_tokens
         for booking in reversed(self._open):
             if booking.booked_at_s <= at_s:

@@ -116,7 +116,7 @@ class WorkerConnection:
 
     @property
     def _any_speaker(self) -> Speaker:
-        """For orders before the worker has answered, which then fail as they should."""
+        """The worker's speaker; while it has not answered yet, a native one, whose calls fail then."""
         return self._speaker or NativeSpeaker(self._dialled, timeout_s=self._settings.connect_timeout_s)
 
     @property

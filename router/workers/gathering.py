@@ -57,7 +57,7 @@ class Gathering:
         self._is_over = False
         self._is_closed = False
         self._served: dict[str, asyncio.Event] = {}
-        """Of each model that is waited for."""
+        """Set when the model is served; one for each model that requests wait for."""
         self._num_waiting = 0
         self._stirred = False
 

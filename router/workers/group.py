@@ -19,11 +19,11 @@ class ModelGroup:
         self.workers = tuple(workers)
         models = [worker.facts.model for worker in workers if worker.facts is not None]
         self.fingerprints = frozenset(model.tokenizer_fingerprint for model in models)
-        """Of their tokenizers; more than one only while a fleet changes its model."""
+        """Fingerprints of the workers' tokenizers; more than one only while a fleet changes its model."""
         self.shortest_context = min((worker.max_context_tokens for worker in workers), default=0)
         contexts = [worker.max_context_tokens for worker in workers if worker.is_native]
         self.longest_native_context = max(contexts, default=0) if all(contexts) else 0
-        """Of those that clients may call themselves; 0: there are none, or not all have told theirs."""
+        """Longest context of the workers that clients may call directly; 0: there are none, or not all have told it."""
         self.all_native = all(worker.is_native for worker in workers)
         is_common = self.all_native and bool(models) and all(model == models[0] for model in models[1:])
         self.common_model = models[0] if is_common else None

@@ -32,13 +32,13 @@ class Next(Enum):
     READ = auto()
     """Nothing: read on."""
     ASK = auto()
-    """Its status or its engine is another one, so its facts may be too: ask again."""
+    """The worker's status or engine has changed, so its facts may have, too: ask for them again."""
     RESYNC = auto()
     """A report is missing: ask again, and for a stream from the beginning."""
 
 
 class StateIntake:
-    """Of one worker. Raises ValueError for an update that no worker sends."""
+    """Takes in the state updates of one worker. Raises ValueError for an update that no worker sends."""
 
     def __init__(self, state: WorkerState, around: Surroundings) -> None:
         self._state = state

@@ -69,7 +69,7 @@ class WorkerRegistry:
         self._configured = frozenset(around.settings.workers)
         self._leaving: set[asyncio.Task[None]] = set()
         self._kinds: dict[str, _Kind] = {}
-        """Of those that have told, by address."""
+        """What each worker that has answered is, by address."""
         self._groups: dict[str, ModelGroup] | None = None
         self._models: tuple[str, ...] = ()
 
@@ -219,7 +219,7 @@ class WorkerRegistry:
         self._around.tokenizers.keep_only({each.model.tokenizer_fingerprint for each in self._kinds.values()})
 
     def _settle_duplicates(self, worker_id: WorkerId) -> None:
-        """Of the workers with this id."""
+        """Decide which of several workers with this id counts."""
         addresses = {address for address, kind in self._kinds.items() if kind.worker_id == worker_id}
         same = [connection.state for address, connection in self._connections.items() if address in addresses]
         owner = next((worker for worker in same if worker.connected), None)

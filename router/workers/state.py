@@ -85,9 +85,9 @@ class WorkerState:
         self.updated_at_s: float | None = None
         """When the last state update came, by the router's clock."""
         self.on_silence: Callable[[], None] = lambda: None
-        """Called when it hangs: whoever waits for an answer from it shall wait no more."""
+        """Called when the worker hangs, so that requests stop waiting for it."""
         self.stale: set[WorkerState] = set()
-        """Of the group that it belongs to: workers whose views are others than the group has seen."""
+        """Shared by the worker's group: those of its workers whose views have changed since the group last looked."""
         self._sketch = sketch
         self._on_change = on_change
         self._last_booking = 0
@@ -95,12 +95,12 @@ class WorkerState:
 
     @property
     def worker_id(self) -> WorkerId:
-        """Empty until it has answered once."""
+        """The worker's id; empty until it has answered once."""
         return self.facts.worker_id if self.facts else WorkerId("")
 
     @property
     def name(self) -> str:
-        """For logs and metrics."""
+        """The id, or the address while there is none: the worker's name in logs and metrics."""
         return self.worker_id or self.address
 
     @property
@@ -169,7 +169,7 @@ class WorkerState:
 
     @property
     def figures(self) -> Figures:
-        """Those of the view, without making it: they change with every booking."""
+        """The view's figures, without making a view: they change with every booking."""
         books, capacity = self.books, self.capacity
         requests, outstanding = books.running_requests, books.outstanding_tokens
         return figures(
@@ -190,7 +190,7 @@ class WorkerState:
         self._on_change()
 
     def restarted(self) -> None:
-        """Its engine is a new one: nothing that was held against the old one counts."""
+        """The worker's engine is a new one: reports and failures of the old one are forgotten."""
         self.books.forget_reports()
         self.activity.restarted()
         self.breaker.reset()

@@ -26,7 +26,7 @@ class PromptChunk(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Position of its first token."""
     num_tokens: int
     began_s: float
-    """Of the step, by the clock that all processes of a machine share."""
+    """When the step began, by the monotonic clock that all processes of a machine share."""
     ended_s: float
 
 

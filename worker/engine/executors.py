@@ -96,7 +96,7 @@ class ProcessExecutor:
         self._socket = runner_end
         self._prepared: list[Prepared] = []
         self._layers_computed = False
-        """Of the step whose result comes next."""
+        """The runner has said that the layers of the step whose result comes next are computed."""
 
     def launch(self, plan: StepPlan) -> None:
         """Send a step."""

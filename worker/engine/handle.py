@@ -57,9 +57,9 @@ class Progress(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] = []
     """One for each of `token_ids`, where the request asked for them; else empty."""
     prompt_logprobs: list[PromptLogprobs] = []
-    """Where the request asked for them. They come before the first token."""
+    """Log probabilities of the prompt, where the request asked for them. They come before the first token."""
     chunks: list[PromptChunk] = []
-    """Of the prompt of a traced request. So do these."""
+    """Chunks of the prompt that were computed, where the request is traced. They, too, come before the first token."""
 
 
 class RequestStream(AsyncIterator[Progress]):

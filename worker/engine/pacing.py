@@ -49,13 +49,14 @@ class Pacing:
     def __init__(self) -> None:
         self.margin_s = _FIRST_MARGIN_S
         self._durations: dict[int, deque[float]] = {}
-        """Of the last steps of a size, in seconds."""
+        """Durations in seconds of the last steps, by the step's size."""
         self._in_flight: deque[_InFlight] = deque()
         self._last_end_s = -math.inf
         self._runner_tells = False
-        """It has said at least once that the layers of a step are computed: expectations count no more."""
+        """The runner has said at least once that a step's layers are computed. From then on its word decides when to
+        plan, and no longer the expected durations."""
         self._layers_computed = False
-        """Of the oldest of the steps in flight, by the runner's word."""
+        """The runner has said that the layers of the oldest step in flight are computed."""
 
     @property
     def due_s(self) -> float:

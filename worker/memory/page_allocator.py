@@ -20,7 +20,7 @@ from worker.core.arrays import Int32Array
 from worker.memory.portions import Portions
 
 PADDING_PAGE = 0
-"""Its slots are written by padded entries of a step and read by nobody."""
+"""The page whose slots the padded entries of a step write to. Nothing reads it, and no request owns it."""
 
 
 _CHECKED_AT_ONCE = 65_536

@@ -9,7 +9,7 @@ PER_NODE = 256
 
 
 class Portions:
-    """For generators: `if portions.spend(units): yield`."""
+    """Says when a generator that works in portions should yield: `if portions.spend(units): yield`."""
 
     def __init__(self, size: int = _PORTION) -> None:
         self._size = size

@@ -85,24 +85,24 @@ class Acceptance:
 
 @dataclass(slots=True, eq=False)
 class AcceptedRequest:
-    """One that has not ended. Whoever answers it says how far it is."""
+    """A request that was accepted and has not ended. Whoever answers it reports its progress here."""
 
     acceptance: Acceptance
     block_hashes: Callable[[], HashArray]
     prompt_tokens: int
     uncached: int = 0
-    """Of these, how many are to be computed: known when it is admitted, or told of."""
+    """Prompt tokens that are to be computed: known once the request is admitted, or told to the routers."""
     is_admitted: bool = False
     blocks: list[int] | None = None
-    """Of its prompt; None: nobody was told of it."""
+    """Blocks of the prompt that routers were told of; None: they were told nothing of this request."""
 
     def admitted(self, cached_tokens: int) -> None:
-        """Its prompt is being computed, but for what was found in the cache."""
+        """The engine has begun to compute the prompt, and found `cached_tokens` of it in the cache."""
         self.is_admitted = True
         self.acceptance.revise(self, max(0, self.prompt_tokens - cached_tokens))
 
     def first_token(self) -> None:
-        """Its prompt is computed."""
+        """The prompt is computed."""
         self.is_admitted = True
         self.acceptance.revise(self, 0)
 

@@ -24,9 +24,9 @@ class Description:
     """The name by which clients ask for it."""
     tokenizer: TokenizerSpec
     metrics_port: int = 0
-    """Of the Prometheus endpoint; 0: none."""
+    """Port of the Prometheus endpoint; 0: there is none."""
     fingerprint: int = field(init=False)
-    """Of the tokenizer; computed once, because it reads all of it."""
+    """The tokenizer's fingerprint; computed once, because that hashes the whole tokenizer."""
 
     def __post_init__(self) -> None:
         """Derive the fingerprint."""

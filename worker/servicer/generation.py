@@ -58,7 +58,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Who hears what becomes of requests: the metrics, and through the feed the routers that booked them."""
+    """Tells what becomes of requests: to the metrics, and through the feed to the routers that booked them."""
 
     clock: Clock
     metrics: WorkerMetrics
@@ -99,11 +99,11 @@ class Generation:
         """
         self.identity = identity
         self.outcome: Outcome | None = None
-        """None while it runs."""
+        """How the request ended; None while it runs."""
         self._prompt_tokens = prompt_tokens
         self._choices = choices
         self._reasons: list[FinishReason] = []
-        """Of the completions that have finished."""
+        """Why each completion that has finished did so."""
         self._observer = observer
         self._trace = trace
         self._accepted = accepted
@@ -139,7 +139,7 @@ class Generation:
 
     @property
     def has_message(self) -> bool:
-        """There is something to take."""
+        """Whether `take` has a message to give."""
         return not self._outbox.is_empty
 
     def take(self, response: inference_pb2.GenerateResponse) -> None:

@@ -28,10 +28,10 @@ from radixfleet.tracing import carried as carrying
 from radixfleet.v1 import inference_pb2, worker_pb2
 
 FRAME_BYTES = 1024**2
-"""A frame has at most so many, or is one message that is larger."""
+"""Most bytes in a frame, unless it is a single message that is larger."""
 
 _HEADER_BYTES = 6
-"""Of a message in a frame, at most: its field, and its length below 32 GiB."""
+"""Most bytes that a frame adds to a message: the field's number, and a length below 32 GiB."""
 
 TimeRemaining: TypeAlias = Callable[[], float | None]
 """Seconds until the client's deadline; None: it has none."""
@@ -42,7 +42,7 @@ class Answer(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """All was taken, and nothing more comes."""
+        """Whether every message was taken, and none comes any more."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class Answer(Protocol):
 
     @property
     def has_message(self) -> bool:
-        """There is something to take."""
+        """Whether `take` has a message to give."""
         ...
 
     def take(self, response: inference_pb2.GenerateResponse) -> None:
@@ -148,9 +148,9 @@ class _Link:
         self._clock = clock
         self._carried: dict[int, _Carried] = {}
         self._ready: OrderedDict[int, _Carried] = OrderedDict()
-        """In the order of their turns."""
+        """Requests with a message to send, the next one first."""
         self._failures: deque[worker_pb2.LinkReply] = deque()
-        """Of requests that send nothing more."""
+        """Statuses of requests that have failed, to be sent as their last replies."""
         self._news = asyncio.Event()
         self._ended = False
 

@@ -25,21 +25,21 @@ class RequestTrace:
         self._arrived_s = arrived_s
         self._root = Trace.begin("Generate", arrived_s, now_s)
         self._phase = UNTRACED
-        """Of prefill and decode, the one that lasts."""
+        """The span of the phase that runs now: prefill or decode."""
         self.is_recorded = self._root.is_recorded
 
     def admitted(self, at_s: float) -> None:
-        """It left the queue."""
+        """The request left the queue."""
         self._root.span("queue", self._arrived_s, at_s)
         self._phase = self._root.child("prefill", at_s)
 
     def computed(self, chunks: Sequence[PromptChunk]) -> None:
-        """Parts of its prompt were computed."""
+        """Chunks of the prompt were computed."""
         for chunk in chunks:
             self._phase.span("prefill chunk", chunk.began_s, chunk.ended_s, start=chunk.start, tokens=chunk.num_tokens)
 
     def first_token(self, at_s: float) -> None:
-        """Its prompt is computed."""
+        """The prompt is computed, and the first token sampled."""
         self._root.event("first token", at_s)
         self._phase.end(at_s)
         self._phase = self._root.child("decode", at_s)
