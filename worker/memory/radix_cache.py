@@ -223,7 +223,7 @@ class RadixCache:
         self._drop_if_empty(self._locks.release(handle.end()))
 
     def forget(self, handle: Handle) -> None:
-        """End a handle's lock, and evict what led to it as far as nobody has it locked and nothing else goes on from it."""
+        """End a handle's lock, and evict what led to it, unless somebody has it locked or something goes on from it."""
         node = handle.node
         self.unlock(handle)
         while node.parent is not None and not node.locks and not node.children:
