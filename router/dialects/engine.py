@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -322,7 +322,7 @@ class EngineSpeaker:
         return bool(answer.healthy)
 
     async def _loads(self) -> Any:
-        """SchedulerLoad; an empty one where the engine has no word for it."""
+        """SchedulerLoad, of all ranks together; an empty one where the engine has no word for it."""
         pb = self._words.pb
         if self._has_loads:
             try:
@@ -332,7 +332,7 @@ class EngineSpeaker:
                     raise
                 self._has_loads = False
             else:
-                return answer.loads[0] if answer.loads else pb.SchedulerLoad()
+                return _together(answer.loads, pb)
         return pb.SchedulerLoad()
 
     def _update(self, *, healthy: bool, load: worker_pb2.Load) -> worker_pb2.StateUpdate:
@@ -360,6 +360,22 @@ def _load(record: Any, kv_tokens: int) -> worker_pb2.Load:
         waiting_requests=record.waiting_requests,
         outstanding_prompt_tokens=max(record.waiting_uncached_tokens, record.prefill_pending_tokens),
         kv_protected_tokens=round(in_use * kv_tokens),
+    )
+
+
+def _together(loads: Sequence[Any], pb: Any) -> Any:
+    """A SchedulerLoad from those of data-parallel ranks. Its token_usage is their share of all tokens."""
+    if len(loads) == 1:
+        return loads[0]
+    tokens = sum(max(0, load.max_total_num_tokens) for load in loads)
+    used = sum(max(0, load.max_total_num_tokens) * load.token_usage for load in loads)
+    return pb.SchedulerLoad(
+        num_running_reqs=sum(max(0, load.num_running_reqs) for load in loads),
+        num_waiting_reqs=sum(max(0, load.num_waiting_reqs) for load in loads),
+        num_waiting_uncached_tokens=sum(max(0, load.num_waiting_uncached_tokens) for load in loads),
+        max_running_requests=sum(max(0, load.max_running_requests) for load in loads),
+        max_total_num_tokens=tokens,
+        token_usage=used / tokens if tokens else 0.0,
     )
 
 

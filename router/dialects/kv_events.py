@@ -6,6 +6,7 @@
                        |   where more than a few do, too little is known, and batch 1 is no beginning any more
                        +-- anything else: the engine lived before we listened, so what it told then is not known here
     a gap, OUT_OF_RANGE, another unknown parent  --> cleared, not complete, subscribe from 0
+    a batch of a further data-parallel rank      --> the same, for good
     a load record repeats the last number, and is no batch
 
 While it is not complete the router goes by its own record of the engine, as if there were no events.
@@ -65,7 +66,7 @@ class KvEvents:
         """Unknown parents that were taken for blocks of that batch."""
 
     async def follow(self, stub: Any) -> None:
-        """Until cancelled, or until the engine says that it has no events."""
+        """Until cancelled, or until it shows that the engine has no events, or those of several caches."""
         while True:
             request = common_pb2.SubscribeKvEventsRequest(
                 start_sequence_number=0 if self._cursor is None else self._cursor + 1,
@@ -74,12 +75,15 @@ class KvEvents:
             call = stub.SubscribeKvEvents(request)
             try:
                 while isinstance(batch := await call.read(), common_pb2.KvEventBatch):
+                    if batch.dp_rank:
+                        self._leave("it has several data-parallel ranks, each with a cache and numbers of its own")
+                        return
                     self.take(batch)
             except _Resync as reason:
                 self._distrust(str(reason))
             except grpc.aio.AioRpcError as error:
                 if error.code() in _NO_EVENTS:
-                    self._distrust("it publishes no KV events")
+                    self._leave("it publishes no KV events")
                     return
                 if error.code() is grpc.StatusCode.OUT_OF_RANGE:
                     self._distrust("it has forgotten where we were")
@@ -136,6 +140,11 @@ class KvEvents:
             self._has_warned = False
             _log.info("follows the cache of the engine by its KV events", worker=self._worker, blocks=len(self.blocks))
 
+    def _leave(self, why: str) -> None:
+        """Nothing more is heard; who wants to know the load asks for it."""
+        self.load = None
+        self._distrust(why)
+
     def _distrust(self, why: str, *, forget: bool = True) -> None:
         self.is_complete = self._lacks_first = False
         if forget:
@@ -152,8 +161,9 @@ class KvEvents:
     def _apply(self, event: Any) -> None:
         kind = event.WhichOneof("data")
         if kind == "cleared":
-            self.blocks.clear()
-            self._begin_by(0)
+            if not event.cleared.ownership:  # else of a tier behind the engine
+                self.blocks.clear()
+                self._begin_by(0)
         elif kind == "removed":
             if self._counts(event.removed):
                 self.blocks.remove(event.removed.block_hashes)
@@ -191,7 +201,7 @@ class KvEvents:
     def _is_whole_attention(self, stored: Any) -> bool:
         """Models with several kinds of attention have groups of blocks for each; only the full kinds make prefixes.
 
-        vLLM's names for them: full_attention, sink_full_attention, mla_attention (DeepSeek's, and others that compress).
+        vLLM names them full_attention, sink_full_attention, and mla_attention (DeepSeek, and others that compress).
         """
         kind = stored.kv_cache_spec_kind
         if kind and "full" not in kind and not kind.startswith("mla") and stored.HasField("group_idx"):

@@ -149,6 +149,21 @@ async def test_an_answer_that_the_client_has_whole_is_not_asked_for(make: Callab
         assert (engine.calls, engine.aborts) == ([], [])
 
 
+async def test_data_parallel_ranks_have_one_load_together_and_caches_that_are_not_followed(
+    make: Callable[..., ForeignEngine],
+) -> None:
+    """Batches of each rank have numbers of their own: the router asked for all of it again every second."""
+    engine = make(ranks=3)
+    engine.load.running_requests = 5
+    async with behind_router(engine) as fleet:
+        assert fleet.state(engine).capacity.kv_tokens == 3 * engine.kv_tokens
+        await fleet.client.complete(PROMPT, max_new_tokens=1)
+        await until(lambda: engine.history and not engine._subscribers)
+        await until(lambda: fleet.state(engine).books.reported.running_requests == 15)
+        assert fleet.state(engine).approximate
+        assert engine.subscriptions == [0]
+
+
 async def test_nor_is_it_taken_for_cached(make: Callable[..., ForeignEngine]) -> None:
     engine = make(publishes=False)
     request = generate_request(PROMPT, {"max_new_tokens": 1, "temperature": 0})

@@ -77,6 +77,8 @@ class ForeignEngine:
     """KV events; else the call is unimplemented."""
     serves_snapshots: bool = False
     has_loads: bool = True
+    ranks: int = 1
+    """Data-parallel; each has the load. Batches are the last one's."""
     healthy: bool = True
     before_start: asyncio.Event | None = None
     """Requests wait here before anything is said."""
@@ -193,6 +195,7 @@ class ForeignEngine:
     def publish(self, *events: Any, lost: bool = False) -> None:
         """A batch. `lost`: subscribers never see it."""
         batch = common_pb2.KvEventBatch(sequence_number=self.sequence + 1, events=events, load=self.load)
+        batch.dp_rank = self.ranks - 1
         self.history.append(batch)
         for subscriber in () if lost else self._subscribers:
             subscriber.put_nowait(batch)
@@ -261,7 +264,7 @@ class _Servicer(ABC):
             max_running_requests=engine.load.max_running_requests,
             num_waiting_uncached_tokens=engine.load.waiting_uncached_tokens,
         )
-        return self.pb.GetLoadsResponse(loads=[load])
+        return self.pb.GetLoadsResponse(loads=[load] * engine.ranks)
 
     async def GetTokenizer(self, request: Any, context: Any) -> AsyncIterator[Any]:
         data = archive(self.engine.spec)

@@ -157,6 +157,14 @@ def test_every_kind_of_whole_attention_makes_prefixes(events: KvEvents, kind: st
     assert len(events.blocks) == 1
 
 
+def test_what_a_tier_behind_the_engine_drops_is_still_here(events: KvEvents) -> None:
+    events.take(batch(0, stored(1)))
+    events.take(batch(1, pb.KvCacheEvent(cleared=pb.KvCacheCleared(ownership="agent"))))
+    assert len(events.blocks) == 1
+    events.take(batch(2, pb.KvCacheEvent(cleared=pb.KvCacheCleared())))
+    assert not len(events.blocks)
+
+
 def test_salts_that_never_come_again_are_not_kept(events: KvEvents) -> None:
     """Behaviour 49: one that is made anew for each client's request is as good as endless."""
     for number in range(2000):
