@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from radixfleet.address import local_address, publish
 from radixfleet.garbage import settle_in
 from radixfleet.lifeline import die_with_parent
 from radixfleet.os_errors import reason_of
+from radixfleet.stop_signals import on_stop_signals
 from radixfleet.telemetry import setup_logging
 from radixfleet.tracing import setup_tracing
 from radixfleet.watched_file import UnusableFile
@@ -30,7 +30,7 @@ _log = structlog.get_logger("radixfleet.router")
 
 
 def run_process(settings: RouterSettings, place: Place | None = None) -> int:
-    """Serve until SIGTERM or Ctrl-C, then drain; a second signal cuts the drain short. Returns the exit code.
+    """Serve until SIGTERM or Ctrl-C, then drain; Ctrl-C cuts the drain short. Returns the exit code.
 
     For the main thread of a process; `place`: its own among those that share its ports.
     """
@@ -50,14 +50,8 @@ def complain(error: OSError) -> int:
 
 
 async def _serve(settings: RouterSettings, place: Place | None) -> None:
-    loop = asyncio.get_running_loop()
     asked, insisted = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (insisted if asked.is_set() else asked).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    on_stop_signals(asked.set, insisted.set)
     async with running_router(settings, place=place) as router:
         settle_in()
         await _announce(router, settings, place)

@@ -19,6 +19,7 @@ import structlog
 
 from radixfleet.address import local_address
 from radixfleet.os_errors import reason_of
+from radixfleet.stop_signals import on_stop_signals
 from radixfleet.telemetry import setup_logging
 from router.config import RouterSettings
 from router.own_folder import own_folder
@@ -94,9 +95,7 @@ class _Supervisor:
 
     async def run(self) -> int:
         """Until told to stop; 0, or the exit code of a process that cannot serve."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+        on_stop_signals(self._stop, self._cut)
         tasks = [asyncio.create_task(work) for work in (self._announce(), *map(self._keep, self._places))]
         ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in others:
@@ -174,12 +173,19 @@ class _Supervisor:
         return {place.index for place in self._places if place.file.exists()}
 
     def _stop(self) -> None:
-        """Told to. A second time: each process is told again, and cuts its drain short."""
+        """Each process drains, and ends."""
         self._stopping.set()
+        self._signal(signal.SIGTERM)
+
+    def _cut(self) -> None:
+        """Each process cuts its drain short."""
+        self._signal(signal.SIGINT)
+
+    def _signal(self, number: signal.Signals) -> None:
         for process in self._processes.values():
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    process.terminate()
+                    process.send_signal(number)
 
     def _end(self, place: Place) -> None:
         process = self._processes.get(place.index)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
@@ -23,6 +22,7 @@ from radixfleet.counts import counted
 from radixfleet.errors import RadixfleetError
 from radixfleet.os_errors import reason_of
 from radixfleet.settings import click_options, format_bytes, load
+from radixfleet.stop_signals import on_stop_signals
 from radixfleet.telemetry import setup_logging
 from radixfleet.text import TokenizerSpec
 from radixfleet.tracing import setup_tracing
@@ -150,20 +150,16 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
 
 
 def _stop_event() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; a second one ends the process, and with it its children, at once."""
+    """Set by SIGTERM or Ctrl-C; another Ctrl-C ends the process, and with it its children, at once."""
     stop = asyncio.Event()
     if threading.current_thread() is not threading.main_thread():
         return stop
 
-    def on_signal() -> None:
-        if stop.is_set():
-            os._exit(FAILED)
-        _log.info("stopping: running requests may finish; signal again to end at once")
+    def ask() -> None:
+        _log.info("stopping: running requests may finish; Ctrl-C ends them at once")
         stop.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    on_stop_signals(ask, lambda: os._exit(FAILED))
     return stop
 
 

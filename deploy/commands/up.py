@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from deploy.tables import print_whole, workers_table
 from radixfleet.client import Client
 from radixfleet.os_errors import why_not_bound
 from radixfleet.settings import check, click_options, is_port, load, shared_port
+from radixfleet.stop_signals import on_stop_signals
 from router.config import RouterSettings
 from router.own_folder import kept
 from router.policies import POLICY_NAMES
@@ -190,11 +190,10 @@ def _up_file(file: Path, run_dir: Path | None, console: Console) -> int:
 
 
 async def _keep_up(spec: LocalSpec, access: LocalAccess, console: Console, progress: Progress) -> int:
-    """Until SIGINT or SIGTERM, which both arrive as a cancellation."""
+    """Until SIGINT or SIGTERM, which both arrive as a cancellation; Ctrl-C again is another one, which cuts."""
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    on_stop_signals(task.cancel, task.cancel)
     is_up = False
     try:
         async with LocalFleet(spec, progress) as fleet:

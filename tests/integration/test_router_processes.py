@@ -164,8 +164,9 @@ async def test_a_drained_worker_goes_back_to_work_everywhere(tmp_path: Path, wor
         await routers.until_figures('worker_eligible{worker="w0"}', lambda value: value == 1)
 
 
-async def test_sigterm_drains_all(tmp_path: Path, worker: FakeWorker) -> None:
-    """Behaviour 54."""
+@pytest.mark.parametrize("told", ["the supervisor", "every process"])
+async def test_sigterm_drains_all(tmp_path: Path, worker: FakeWorker, told: str) -> None:
+    """Behaviour 54. systemd tells every process, and the supervisor passes it on: that is no insistence."""
     finish = asyncio.Event()
     worker.script = lambda _: Script(before_finish=finish)
     async with router_processes(tmp_path, "--workers", worker.address) as routers:
@@ -173,6 +174,8 @@ async def test_sigterm_drains_all(tmp_path: Path, worker: FakeWorker) -> None:
         children = routers.children()
         running = [asyncio.create_task(ask(routers.address)) for _ in range(8)]
         await until(lambda: worker.count("computed") == len(running), timeout_s=START_S)
+        for process in children if told == "every process" else ():
+            process.send_signal(signal.SIGTERM)
         routers.supervisor.send_signal(signal.SIGTERM)
 
         async def refused() -> bool:
