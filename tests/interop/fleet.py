@@ -1,7 +1,8 @@
-"""A live fleet for other people's clients: `radixfleet up` with two simulated workers, and a third that can be silent.
+"""A live fleet for other people's clients: `radixfleet up` with two simulated workers, and two workers more.
 
-Models: "tiny", whose tokens are invented at the speed of a GPU, with a context of a million tokens; and "silent", which
-answers "xxxx" and then says nothing for as many seconds as the client allows tokens, before it ends the stream.
+Models: "tiny", whose tokens are invented at the speed of a GPU, with a context of a million tokens; "silent", which
+answers "xxxx" and then says nothing for as many seconds as the client allows tokens, before it ends the stream; and
+"computed", two random layers on the CPU, whose answers keep to schemas.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def live_fleet(folder: Path) -> Iterator[LiveFleet]:
         grpc, http = address.read_text().strip(), (folder / "router.address.http").read_text().strip()
         silent = [sys.executable, "-m", "tests.interop.silent_worker", grpc]
         stack.enter_context(process(silent, folder / "silent.log"))
-        until(lambda: _serving(http) == 3, f"all workers serve; see {folder}", _START_S)
+        computed = [sys.executable, "-m", "worker", "--model", str(tiny_model()), "--served-model-name", "computed"]
+        computed += ["--port", "0", "--metrics-port", "0", "--routers", grpc, "--device-memory", "256MiB"]
+        stack.enter_context(process(computed, folder / "computed.log"))
+        until(lambda: _serving(http) == 4, f"all workers serve; see {folder}", _START_S)
         yield LiveFleet(grpc, http, model_dir)
 
 

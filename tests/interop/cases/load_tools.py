@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.interop.case import Case, Context, Failed, run
+from tests.interop.engines import environment
 from tests.interop.vllm import vllm_environment
 
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -65,6 +66,39 @@ def _vllm_bench(context: Context) -> str:
     return f"{_REQUESTS} requests"
 
 
+_SGLANG_BENCH = """
+import sys
+import types
+
+sys.path.append(sys.argv.pop(1))
+package = types.ModuleType("sglang")
+package.__path__ = [f"{sys.path[-1]}/sglang"]
+disaggregation = types.ModuleType("sglang.srt.disaggregation.utils")
+disaggregation.FAKE_BOOTSTRAP_HOST = ""
+sys.modules.update({package.__name__: package, disaggregation.__name__: disaggregation})
+from sglang.benchmark.serving import cli_main
+
+cli_main()
+"""
+"""What `python -m sglang.bench_serving` does, without what sglang imports for GPUs; it wants torch, as vLLM has it."""
+
+
+def _sglang_bench(context: Context) -> str:
+    python = vllm_environment(context.environments / "vllm")
+    steps = (("--no-deps", "sglang==0.5.23"), ("orjson", "pybase64", "datasets"))
+    sglang = environment(context.environments / "sglang", *steps)
+    packages = next((sglang.parent.parent / "lib").glob("*/site-packages"))
+    file = context.output / "results.jsonl"
+    command = [str(python), "-c", _SGLANG_BENCH, str(packages), "--backend", "sglang-oai-chat", "--model", "tiny"]
+    command += ["--base-url", f"http://{context.fleet.http}", "--tokenizer", str(context.fleet.model_dir)]
+    command += ["--dataset-name", "random-ids", "--random-input-len", "200", "--random-output-len", "16"]
+    command += ["--num-prompts", str(_REQUESTS), "--max-concurrency", "8", "--output-file", str(file), "--disable-tqdm"]
+    run(command, cwd=context.output, environment=_OFFLINE | {"PYTHONPATH": ""}, timeout_s=600)
+    results = json.loads(file.read_text())
+    _all_counted(results["completed"], results)
+    return f"{_REQUESTS} requests"
+
+
 def _all_counted(count: float, results: Any) -> None:
     if count != _REQUESTS:
         raise Failed(f"{count:.0f} of {_REQUESTS} requests succeeded\n{json.dumps(results)[:2000]}")
@@ -73,5 +107,6 @@ def _all_counted(count: float, results: Any) -> None:
 CASES = (
     Case("aiperf", "aiperf 0.13.0", "profile --endpoint-type chat --streaming, 8 at a time", _aiperf),
     Case("vllm-bench", "vllm bench serve 0.32.0", "--backend openai-chat, 8 at a time", _vllm_bench),
+    Case("sglang-bench", "sglang.bench_serving 0.5.23", "--backend sglang-oai-chat, 8 at a time", _sglang_bench),
     Case("guidellm", "guidellm 0.8.1", "run, kind=openai_http, 8 streams at a time", _guidellm),
 )
