@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from radixfleet.answers import Completion, WorkerEntry
 from radixfleet.client import Client
@@ -44,6 +45,13 @@ async def serving(client: Client, engine: subprocess.Popen[bytes], *, workers: i
         assert engine.poll() is None, "the engine ended: see its log"
         assert asyncio.get_running_loop().time() < ends_at_s, f"not all serve: {entries}"
         await asyncio.sleep(0.5)
+
+
+async def greedy_answers(client: Client, **options: Any) -> list[tuple[str, Completion]]:
+    """24 of 24 tokens, each with its prompt; asked for at once, so that all workers have to serve."""
+    prompts = [prompt_of_words(number, 30) for number in range(24)]
+    asked = (client.complete(prompt, temperature=0, max_new_tokens=24, **options) for prompt in prompts)
+    return list(zip(prompts, await asyncio.gather(*asked), strict=True))
 
 
 async def prompt_at(client: Client, worker_id: str, words: int, *, events_s: float = 0.0) -> str:

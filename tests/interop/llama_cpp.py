@@ -28,10 +28,10 @@ from radixfleet.client import Client
 from radixfleet.errors import InvalidRequest
 from tests.interop.beside import (
     follows_a_prefix,
+    greedy_answers,
     killed,
     our_worker,
     prompt_at,
-    prompt_of_words,
     serves_without_a_tokenizer,
     serving,
 )
@@ -103,9 +103,7 @@ async def _equal_answers(client: Client, direct: Client, name: str, banned: dict
     """By their texts: it tells no token ids. Pieces of characters are banned, for who gives what of half a character,
     and when, differs between the two."""
     served = {name: 0, "ours": 0}
-    prompts = [prompt_of_words(number, 30) for number in range(24)]
-    asked = (client.complete(prompt, temperature=0, max_new_tokens=24, logit_bias=banned) for prompt in prompts)
-    for prompt, answer in zip(prompts, await asyncio.gather(*asked), strict=True):  # at once: both have to serve
+    for prompt, answer in await greedy_answers(client, logit_bias=banned):
         reference = await direct.complete(prompt, temperature=0, max_new_tokens=24, logit_bias=banned)
         served[str(answer.started.worker_id)] += 1
         assert answer.text == reference.text, f"{answer.text!r} of {answer.started.worker_id}, not {reference.text!r}"

@@ -20,7 +20,7 @@ from deploy.bench.peers.catalog import install_vllm
 from deploy.bench.peers.servers import free_port
 from radixfleet.answers import Delta
 from radixfleet.client import Client
-from tests.interop.beside import follows_a_prefix, killed, our_worker, prompt_at, prompt_of_words, serving
+from tests.interop.beside import follows_a_prefix, greedy_answers, killed, our_worker, prompt_at, serving
 from tests.interop.engines import ENVIRONMENTS, process, router_command, say
 from tests.support.tiny_model import tiny_model
 
@@ -90,9 +90,7 @@ async def _check(router: str, worker: str, engine: subprocess.Popen[bytes]) -> N
         say(f"fleet: {', '.join(entry.worker_id for entry in entries)}; one tokenizer, made of vLLM's own files")
 
         served = {vllm: 0, "ours": 0}
-        for number in range(24):
-            prompt = prompt_of_words(number, 30)
-            answer = await client.complete(prompt, temperature=0, max_new_tokens=24)
+        for prompt, answer in await greedy_answers(client):
             reference = await direct.complete(prompt, temperature=0, max_new_tokens=24)
             assert answer.token_ids == reference.token_ids, f"{answer.started.worker_id} gave other tokens"
             assert answer.text == reference.text

@@ -28,6 +28,7 @@ from radixfleet.errors import InvalidRequest
 from tests.interop.beside import (
     MESSAGES,
     follows_a_prefix,
+    greedy_answers,
     killed,
     our_worker,
     prompt_of_words,
@@ -88,9 +89,7 @@ async def _check(ports: dict[str, int], url: str, worker: str, engine: subproces
 
 async def _beside_our_worker(client: Client, direct: Client, vllm: str, url: str) -> None:
     served, same_texts = {vllm: 0, "ours": 0}, 0
-    for number in range(24):
-        prompt = prompt_of_words(number, 30)
-        answer = await client.complete(prompt, temperature=0, max_new_tokens=24)
+    for prompt, answer in await greedy_answers(client):
         reference = await direct.complete(prompt, temperature=0, max_new_tokens=24)
         told = f"{answer.token_ids} of {answer.started.worker_id}, not {reference.token_ids}"
         assert answer.token_ids == reference.token_ids, told
