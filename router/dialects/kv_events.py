@@ -49,9 +49,10 @@ class KvEvents:
         self._model = model
         self._changed = changed
         self.blocks = ForeignBlocks()
-        self.is_complete = False
         self.generation = 0
         """Counts how often it became complete: each time calls for a digest."""
+        self._is_whole = False
+        """Nothing that was told is missing here."""
         self.load: Any = None
         """The last EngineLoad that came."""
         self.was_cut = False
@@ -59,11 +60,18 @@ class KvEvents:
         self._cursor: int | None = None
         """Number of the last batch; None before the first."""
         self._ignored_groups: set[int] = set()
+        self._has_prefixes = False
+        """A group was heard of that is not ignored."""
         self._has_warned = False
         self._lacks_first = False
         """All is known but for the publisher's first batch."""
         self._num_forgiven = 0
         """Unknown parents that were taken for blocks of that batch."""
+
+    @property
+    def is_complete(self) -> bool:
+        """What is known of the cache is the whole truth."""
+        return self._is_whole and (self._has_prefixes or not self._ignored_groups)
 
     async def follow(self, stub: Any) -> None:
         """Until cancelled, or until it shows that the engine has no events, or those of several caches."""
@@ -115,7 +123,8 @@ class KvEvents:
             else:
                 self._complete()
         if self._cursor is not None and not self.is_complete and not batch.HasField("snapshot"):
-            self._warn(f"it lived before this router listened, which heard batch {batch.sequence_number} first")
+            late = f"it lived before this router listened, which heard batch {batch.sequence_number} first"
+            self._warn("its attention is of no kind that makes prefixes" if self._is_whole else late)
         self._changed()
 
     def _begin(self, snapshot: Any) -> None:
@@ -123,7 +132,7 @@ class KvEvents:
             self.blocks.clear()
             self._lacks_first = False
             self._num_forgiven = 0
-            self.is_complete = False
+            self._is_whole = False
 
     def _begin_by(self, number: int) -> None:
         """All is known from here on: by batch 0, or by batch 1 unless that turned out to be too late."""
@@ -134,8 +143,8 @@ class KvEvents:
         self._complete()
 
     def _complete(self) -> None:
-        if not self.is_complete:
-            self.is_complete = True
+        if not self._is_whole:
+            self._is_whole = True
             self.generation += 1
             self._has_warned = False
             _log.info("follows the cache of the engine by its KV events", worker=self._worker, blocks=len(self.blocks))
@@ -146,7 +155,7 @@ class KvEvents:
         self._distrust(why)
 
     def _distrust(self, why: str, *, forget: bool = True) -> None:
-        self.is_complete = self._lacks_first = False
+        self._is_whole = self._lacks_first = False
         if forget:
             self.blocks.clear()
             self._cursor = None
@@ -169,7 +178,7 @@ class KvEvents:
                 self.blocks.remove(event.removed.block_hashes)
         elif kind == "stored":
             stored = event.stored
-            if not self._counts(stored) or not self._is_whole_attention(stored):
+            if not self._counts(stored) or not self._makes_prefixes(stored):
                 return
             parent = stored.parent_block_hash if stored.HasField("parent_block_hash") else None
             lost = self.blocks.store(
@@ -177,7 +186,7 @@ class KvEvents:
                 parent,
                 ((block.block_hash, block.token_ids) for block in stored.blocks),
             )
-            if lost and self.is_complete:
+            if lost and self._is_whole:
                 self._forgive()
 
     def _forgive(self) -> None:
@@ -198,15 +207,19 @@ class KvEvents:
             return False
         return not (event.HasField("group_idx") and event.group_idx in self._ignored_groups)
 
-    def _is_whole_attention(self, stored: Any) -> bool:
+    def _makes_prefixes(self, stored: Any) -> bool:
         """Models with several kinds of attention have groups of blocks for each; only the full kinds make prefixes.
 
-        vLLM names them full_attention, sink_full_attention, and mla_attention (DeepSeek, and others that compress).
+        vLLM names them full_attention, sink_full_attention, and mla_attention (DeepSeek, and others that compress). Where
+        an engine has none of them, a sliding window alone, say, the router's own record tells more than its events.
         """
         kind = stored.kv_cache_spec_kind
         if kind and "full" not in kind and not kind.startswith("mla") and stored.HasField("group_idx"):
             self._ignored_groups.add(stored.group_idx)
             return False
+        if not self._has_prefixes:
+            self._has_prefixes = True
+            self.generation += bool(self._ignored_groups)
         return True
 
 

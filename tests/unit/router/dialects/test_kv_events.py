@@ -157,6 +157,26 @@ def test_every_kind_of_whole_attention_makes_prefixes(events: KvEvents, kind: st
     assert len(events.blocks) == 1
 
 
+def test_an_engine_with_a_sliding_window_alone_does_not_tell_what_it_has(events: KvEvents) -> None:
+    """It was taken to cache nothing, whatever the router had sent there."""
+    events.take(batch(0, stored(1, group_idx=0, kv_cache_spec_kind="sliding_window")))
+    assert not events.is_complete
+    was = events.generation
+    events.take(batch(1, stored(2, group_idx=1, kv_cache_spec_kind="full_attention")))
+    assert events.is_complete
+    assert events.generation > was
+    assert len(events.blocks) == 1
+
+
+def test_groups_of_one_batch_are_one_beginning(events: KvEvents) -> None:
+    kinds = ["mamba", "mla_attention"]
+    groups = [stored(1 + group, group_idx=group, kv_cache_spec_kind=kind) for group, kind in enumerate(kinds)]
+    with capture_logs() as logs:
+        events.take(batch(0, *groups))
+    assert events.is_complete
+    assert not [line for line in logs if line["log_level"] == "warning"]
+
+
 def test_what_a_tier_behind_the_engine_drops_is_still_here(events: KvEvents) -> None:
     events.take(batch(0, stored(1)))
     events.take(batch(1, pb.KvCacheEvent(cleared=pb.KvCacheCleared(ownership="agent"))))
