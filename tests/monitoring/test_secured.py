@@ -17,16 +17,18 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.prometheus, needs_prometheus]
 
 
-def config(fleet: SecuredFleet, folder: Path, key: str) -> dict[str, Any]:
+def config(fleet: SecuredFleet, folder: Path, key: str, *, mutual: bool = False) -> dict[str, Any]:
     """With the lines that the shipped file has as a comment."""
     assert fleet.certificates is not None
     values: dict[str, Any] = yaml.safe_load(prometheus_config([f"127.0.0.1:{fleet.router.metrics_port}"]))
     values["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s"}
     del values["rule_files"]
     (folder / "api-key").write_text(key)
+    own = fleet.certificates.client
     access = {
         "authorization": {"type": "Bearer", "credentials_file": str(folder / "api-key")},
-        "tls_config": {"ca_file": str(fleet.certificates.ca)},
+        "tls_config": {"ca_file": str(fleet.certificates.ca)}
+        | ({"cert_file": str(own.cert), "key_file": str(own.key)} if mutual else {}),
     }
     job = values["scrape_configs"][0]
     job |= access
@@ -51,11 +53,13 @@ def roles_that_are_up(prometheus: Prometheus, *, at_least: int) -> list[str]:
     return sorted(up)
 
 
-async def test_with_a_key_and_the_ca_all_is_scraped(tmp_path: Path) -> None:
-    async with secured_fleet(tmp_path) as fleet:
+@pytest.mark.parametrize("mutual", [False, True], ids=["TLS", "mutual TLS"])
+async def test_with_a_key_and_the_ca_all_is_scraped(tmp_path: Path, *, mutual: bool) -> None:
+    """And with a certificate, where the fleet asks for one."""
+    async with secured_fleet(tmp_path, mutual=mutual) as fleet:
 
         def scraped() -> list[str]:
-            with running_prometheus(config(fleet, tmp_path, KEY)) as prometheus:
+            with running_prometheus(config(fleet, tmp_path, KEY, mutual=mutual)) as prometheus:
                 return roles_that_are_up(prometheus, at_least=2)
 
         assert await asyncio.to_thread(scraped) == ["router", "worker"]
