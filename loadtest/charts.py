@@ -10,7 +10,8 @@ from loadtest.results import RunResult
 from loadtest.statistics import Percentiles, Summary
 from loadtest.svg import BarGroup, Line, bars, lines
 
-NUM_COLORS = 10
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#6c6c6c", "#7b3294", "#a6761d", "#e7298a")
+"""After Okabe and Ito: told apart with most kinds of colour blindness."""
 
 Figure = Callable[[Summary], float]
 
@@ -41,7 +42,7 @@ def charts(results: Sequence[RunResult], summaries: Sequence[Summary]) -> list[t
 
 def color_of(place: int) -> int:
     """The colour of the policy at this place."""
-    return place % NUM_COLORS
+    return place % len(COLORS)
 
 
 def _groups(summaries: Sequence[Summary], figures: dict[str, Figure]) -> list[BarGroup]:

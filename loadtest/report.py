@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
-from loadtest.charts import NUM_COLORS, charts, color_of
+from loadtest.charts import COLORS, charts, color_of
 from loadtest.results import RunResult
 from loadtest.statistics import Summary
 from loadtest.svg import number
-
-_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b58900", "#56b4e9", "#6c6c6c", "#7b3294", "#a6761d", "#e7298a")
-"""After Okabe and Ito: told apart with most kinds of colour blindness."""
 
 _STYLE = """
 :root { --ink: #222; --faint: #ddd; --paper: #fff; COLORS }
@@ -74,8 +71,7 @@ def html_report(
     title: str, facts: Mapping[str, str], results: Sequence[RunResult], summaries: Sequence[Summary]
 ) -> str:
     """The page. `facts`: what was run, by name; `results` and `summaries` belong together."""
-    assert len(_COLORS) == NUM_COLORS
-    colors = " ".join(f"--c{index}: {color};" for index, color in enumerate(_COLORS))
+    colors = " ".join(f"--c{index}: {color};" for index, color in enumerate(COLORS))
     told = "".join(f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in facts.items())
     key = "".join(
         f'<span><i style="background: var(--c{color_of(place)})"></i>{escape(summary.policy)}</span>'

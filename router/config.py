@@ -19,13 +19,12 @@ from radixfleet.access_settings import (
     TlsPeerName,
     secret_text,
 )
-from radixfleet.settings import ByteSize, CommaList, ProcessSettings
+from radixfleet.settings import ByteSize, CommaList, LogLevel, ProcessSettings
 from router.worker_address import check_worker_address
 
 PolicyName: TypeAlias = Literal[
     "min_cost", "sglang", "linear", "power_of_two", "least_load", "round_robin", "random", "prefix_hash"
 ]
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 EngineApiKey: TypeAlias = Annotated[SecretStr | None, BeforeValidator(secret_text)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=86400)]

@@ -22,13 +22,12 @@ from radixfleet.access_settings import (
 )
 from radixfleet.address import is_host_port
 from radixfleet.blocks import BLOCK_TOKENS
-from radixfleet.settings import ByteSize, CommaList, ProcessSettings
+from radixfleet.settings import ByteSize, CommaList, LogLevel, ProcessSettings
 
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 SchedulePolicy: TypeAlias = Literal["lpm", "fcfs", "priority"]
 AttentionName: TypeAlias = Literal["auto", "flash", "triton", "cpu", "sdpa"]
 RunnerKind: TypeAlias = Literal["torch", "sim"]
-LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 _LEAST_POOL_PAGES = 2
 
@@ -204,4 +203,4 @@ class WorkerSettings(ProcessSettings):
         return self.served_model_name or Path(os.path.normpath(self.model)).name.removesuffix(".gguf")
 
 
-__all__ = ["AttentionName", "DType", "LogLevel", "RunnerKind", "SchedulePolicy", "WorkerSettings"]
+__all__ = ["AttentionName", "DType", "RunnerKind", "SchedulePolicy", "WorkerSettings"]

@@ -90,6 +90,8 @@ ByteSize: TypeAlias = Annotated[int, BeforeValidator(parse_bytes), AfterValidato
 CommaList: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_split), _Metavar("A,B,...")]
 """Several words: comma-separated in the environment, a list in YAML, repeated or comma-separated as an option."""
 
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
 
 class ProcessSettings(BaseSettings):
     """Base of the settings of a process: frozen, unknown keys refused, as is one port for two servers.

@@ -56,11 +56,6 @@ class Mirror:
         """All blocks, in no order."""
         return self._order.last_use.keys()
 
-    @property
-    def leased_blocks(self) -> int:
-        """Blocks that running requests use."""
-        return len(self._holds.leased)
-
     def users(self, block: int) -> int:
         """Running requests that use `block`."""
         return self._holds.users(block)
@@ -254,7 +249,7 @@ class Mirror:
     def _give_up(self, blocks: list[int]) -> list[int]:
         """Nobody computes `blocks` that nothing else holds: those that are only expected leave, and are returned."""
         dropped = self._drop(self._holds.free(self._expected.among(blocks)))
-        self._order.use([block for block in blocks if block in self])
+        self._order.use(list(filter(self._order.last_use.__contains__, blocks)))
         return dropped
 
     def _drop(self, blocks: list[int]) -> list[int]:
