@@ -210,7 +210,7 @@ class KvEvents:
     def _makes_prefixes(self, stored: Any) -> bool:
         """Models with several kinds of attention have groups of blocks for each; only the full kinds make prefixes.
 
-        vLLM names them full_attention, sink_full_attention, and mla_attention (DeepSeek, and others that compress). Where
+        vLLM names them full_attention, sink_full_attention, and mla_attention (DeepSeek, others that compress). Where
         an engine has none of them, a sliding window alone, say, the router's own record tells more than its events.
         """
         kind = stored.kv_cache_spec_kind
