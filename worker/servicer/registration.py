@@ -22,6 +22,8 @@ REGISTER_EVERY_S = 5.0
 _RETRY_FIRST_S = 0.2
 _CALL_S = 5.0
 _LEAVE_S = 2.0
+_BRIEF_S = 10.0
+"""A router that is started again is away for so long, which is no trouble."""
 
 _log = structlog.get_logger(__name__)
 
@@ -47,13 +49,15 @@ class Registration:
         self._address = address
         self._endpoint = endpoint
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._failures: dict[str, str] = {}
-        """By router: why it is not registered there now."""
+        self._failures: dict[str, tuple[str, float]] = {}
+        """By router: why it is not registered there now, and since when (in the event loop's time)."""
 
     @property
     def trouble(self) -> str:
-        """Where it is not registered now, and why; empty: nowhere."""
-        return "; ".join(f"not registered at {router}: {why}" for router, why in sorted(self._failures.items()))
+        """Where it has not been registered for a while, and why; empty: nowhere. On the event loop."""
+        until_s = asyncio.get_running_loop().time() - _BRIEF_S
+        lasting = [(router, why) for router, (why, since_s) in sorted(self._failures.items()) if since_s <= until_s]
+        return "; ".join(f"not registered at {router}: {why}" for router, why in lasting)
 
     async def __aenter__(self) -> Self:
         await self.follow(self._routers)
@@ -87,9 +91,8 @@ class Registration:
             try:
                 await self._register_by_channel(router)
             except UnusableFile as error:
-                if self._failures.get(router) != str(error):
+                if self._failed(router, str(error)):
                     _log.error("cannot register; trying on", router=router, error=str(error))
-                self._failures[router] = str(error)
                 await asyncio.sleep(_spread(REGISTER_EVERY_S))
 
     async def _register_by_channel(self, router: str) -> None:
@@ -113,7 +116,7 @@ class Registration:
                 request = fleet_pb2.RegisterRequest(address=await self._address_for(router))
                 response = await stub.Register(request, timeout=_CALL_S, wait_for_ready=not known)
             except (grpc.aio.AioRpcError, OSError) as error:
-                self._failures[router] = _words(error)
+                self._failed(router, _words(error))
                 if known:
                     _log.warning("a router cannot be reached; trying on", router=router, error=_words(error))
                 pause_s = _RETRY_FIRST_S if known or _is_away(error) else min(2 * pause_s, REGISTER_EVERY_S)
@@ -127,6 +130,12 @@ class Registration:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_spread(pause_s)):
                     await lost.wait()
+
+    def _failed(self, router: str, why: str) -> bool:
+        """Whether it is for another reason than before."""
+        before, since_s = self._failures.get(router, ("", asyncio.get_running_loop().time()))
+        self._failures[router] = (why, since_s)
+        return why != before
 
     async def _leave(self, router: str) -> None:
         """Best effort: a router that is not there has nothing to forget."""

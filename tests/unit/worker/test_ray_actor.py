@@ -83,6 +83,7 @@ async def test_a_worker_that_is_ending_still_reports_and_registers_with_no_route
     monkeypatch.setattr("worker.ray_actor.load_tokenizer_spec", lambda _: None)
     monkeypatch.setattr("worker.ray_actor.make_engine", lambda *_: FakeEngine())
     monkeypatch.setattr("worker.ray_actor._own_node", dict)
+    monkeypatch.setattr("worker.servicer.registration._BRIEF_S", 0.0)
     actor = WorkerActor("m-0", {"model": "m"}, 1.0)
     try:
         await until(lambda: bool(running))

@@ -52,6 +52,7 @@ class RegisteringRouter(fleet_pb2_grpc.FleetServicer):
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "REGISTER_EVERY_S", 0.05)
+    monkeypatch.setattr(registration, "_BRIEF_S", 0.0)
 
 
 async def test_it_does_not_matter_who_starts_first_or_restarts() -> None:
@@ -107,6 +108,14 @@ async def test_where_it_is_not_registered_is_told_until_it_is() -> None:
         await until(lambda: bool(registration.trouble))
         await registration.follow([])
         assert registration.trouble == "", "it shall not be"
+
+
+async def test_a_router_that_is_away_for_a_moment_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever rolls new settings through a fleet would read of each router that is started again."""
+    monkeypatch.setattr(registration, "_BRIEF_S", 3600.0)
+    async with Registration(["127.0.0.1:1"], WorkerId("w"), 5, "10.0.0.9:5") as registering:
+        await until(lambda: bool(registering._failures))
+        assert registering.trouble == ""
 
 
 async def test_the_address_is_the_one_that_the_router_can_reach() -> None:
