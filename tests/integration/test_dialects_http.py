@@ -279,7 +279,7 @@ async def test_requests_go_to_those_who_can_do_what_is_asked() -> None:
 
 async def test_schemas_are_sent_as_response_format() -> None:
     engine = OpenAiEngine(owned_by="library")
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
     async with behind_router(engine) as fleet:
         body = {
             "messages": [{"role": "user", "content": "hi"}],
