@@ -34,7 +34,7 @@ class Access:
     """TLS of the ports that this process serves; None: they are plain."""
     peer_tls: ClientTls | None = None
     """TLS towards the peers that this process dials; None: they are dialled without."""
-    tokens: Callable[[], Sequence[str]] | None = field(default=None, repr=False)
+    tokens: Callable[[], Sequence[str]] | None = None
     """Admin tokens: the first is shown to peers."""
 
     @classmethod

@@ -12,7 +12,15 @@ import pytest
 from radixfleet.accepted import ACCEPTED
 from radixfleet.channel import listen, make_server
 from radixfleet.client import Client
-from radixfleet.errors import DeadlineExceeded, InternalError, RadixfleetError, Unavailable, UnknownWorker, Unreachable
+from radixfleet.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    RadixfleetError,
+    Unavailable,
+    UnknownWorker,
+    Unreachable,
+)
 from radixfleet.heard import event
 from radixfleet.retry import RetryPolicy
 from radixfleet.types import FinishReason, WorkerStatus
@@ -250,6 +258,16 @@ async def test_a_router_that_hangs_is_told_and_not_asked_again(monkeypatch):
         with pytest.raises(Unavailable, match=r"^the router at 127.0.0.1:\d+ has been silent for 0.2 s"):
             [report async for report in client.watch_fleet()]
         assert len(fleet.watches) <= 1  # none: on a machine that takes longer to begin
+
+
+async def test_closing_the_client_ends_what_watches():
+    async with connected() as (client, fleet):
+        fleet.watches = []
+        watching = client.watch_fleet()
+        await anext(watching)
+        await client.close()
+        with pytest.raises(Cancelled, match="closed"):
+            await anext(watching)
 
 
 async def test_a_fleet_is_watched_for_longer_than_an_answer_is_awaited():

@@ -38,6 +38,13 @@ def scrape(url: str, *, key: str | None = None, tls: ssl.SSLContext | None = Non
         return error.code, error.read().decode()
 
 
+def test_behind_its_block_nobody_listens() -> None:
+    with MetricsServer(registry(), "127.0.0.1", 0) as server:
+        port = server.port
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=60)
+
+
 def test_where_there_are_keys_a_scrape_needs_one() -> None:
     with MetricsServer(registry(), "127.0.0.1", 0, {"/sd": lambda _: b"[]"}, Access(KEYS)) as server:
         for path in ("/metrics", "/sd", "/"):
