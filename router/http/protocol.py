@@ -6,6 +6,9 @@ line a minute would hold as many connections as they like, and one line of a hun
 piece of it that comes, the event loop. Nor how long a client may read nothing of its answer, which keeps a worker busy.
 What a body may take that is waited for is `guard`'s matter.
 
+A client of HTTP/1.0 knows no chunks, in which uvicorn sends what has no length: it gets the bytes, up to the end of the
+connection.
+
 Java's HTTP client asks to upgrade to HTTP/2 in each request. The parser takes what follows the head for the other
 protocol, so that the body is lost; so a head that asks is read again without the question, which a server may ignore.
 """
@@ -25,6 +28,21 @@ REST_S = 60.0
 STALL_S = 120.0
 """In which a client must read some 48 KiB when its answer fills all buffers on the way."""
 MAX_HEAD_BYTES = 64 * 1024
+
+
+class _AnyLength(int):
+    """Of an answer: never too long, nor too short."""
+
+    def __lt__(self, _: object) -> bool:
+        return False
+
+    def __ne__(self, _: object) -> bool:
+        return False
+
+    def __sub__(self, _: object) -> _AnyLength:
+        return self
+
+    __hash__ = int.__hash__
 
 
 class CarefulProtocol(HttpToolsProtocol):
@@ -82,6 +100,8 @@ class CarefulProtocol(HttpToolsProtocol):
             return
         self._forget()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, _AnyLength()
 
     def on_message_complete(self) -> None:
         """The body is whole; where it was answered before, the connection is idle from now on."""

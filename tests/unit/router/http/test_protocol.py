@@ -312,3 +312,22 @@ async def test_a_client_that_reads_nothing_for_long_is_hung_up_on(monkeypatch: p
     await until(task.done)
     writer.close()
     await server.close()
+
+
+async def _in_pieces(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for piece in (b"one ", b"two ", b""):
+        await send({"type": "http.response.body", "body": piece, "more_body": bool(piece)})
+
+
+@pytest.mark.parametrize(("version", "body"), [(b"1.0", b"one two "), (b"1.1", b"4\r\none \r\n4\r\ntwo \r\n0\r\n\r\n")])
+async def test_a_client_of_http_1_0_gets_no_chunks(version: bytes, body: bytes) -> None:
+    server = HttpServer(_in_pieces, "127.0.0.1", 0)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET / HTTP/%s\r\nHost: x\r\nConnection: close\r\n\r\n" % version)
+    head, _, told = (await rest(reader)).partition(b"\r\n\r\n")
+    assert told == body
+    assert (b"transfer-encoding" in head) is (version == b"1.1")
+    writer.close()
+    await server.close()
