@@ -14,6 +14,7 @@ import structlog
 
 from radixfleet.channel import open_channel
 from radixfleet.endpoint import Endpoint
+from radixfleet.status import error_from_rpc
 from radixfleet.types import WorkerId
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from radixfleet.watched_file import UnusableFile
@@ -118,7 +119,7 @@ class Registration:
             except (grpc.aio.AioRpcError, OSError) as error:
                 self._failed(router, _words(error))
                 if known:
-                    _log.warning("a router cannot be reached; trying on", router=router, error=_words(error))
+                    _log.warning("cannot register; trying on", router=router, error=_words(error))
                 pause_s = _RETRY_FIRST_S if known or _is_away(error) else min(2 * pause_s, REGISTER_EVERY_S)
                 known = False
             else:
@@ -182,4 +183,4 @@ def _own_address_towards(router: str) -> str:
 
 
 def _words(error: Exception) -> str:
-    return str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    return str(error_from_rpc(error) if isinstance(error, grpc.aio.AioRpcError) else error)

@@ -101,7 +101,8 @@ async def test_where_it_is_not_registered_is_told_until_it_is() -> None:
     async with Registration([address], WorkerId("w"), 5, "10.0.0.9:5") as registration:
         await until(lambda: bool(router.registered))
         await router.stop()
-        await until(lambda: registration.trouble.startswith(f"not registered at {address}: "))
+        refused = f"not registered at {address}: nothing answers at {address}: Connection refused"
+        await until(lambda: registration.trouble == refused)
         await router.start(router.port)
         await until(lambda: registration.trouble == "")
         await router.stop()
