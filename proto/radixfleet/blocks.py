@@ -46,13 +46,17 @@ def chain_hashes(parent: BlockHash, tokens: TokenArray) -> HashArray:
 
     `tokens`: uint32 (or int32, whose bytes are the same), one dimension. Returns len(tokens) // BLOCK_TOKENS hashes.
     """
-    return np.frombuffer(b"".join(chain_links(parent, tokens)), dtype=_HASH_DTYPE).astype(np.uint64)
+    return np.frombuffer(b"".join(chain_links(parent, token_bytes(tokens))), dtype=_HASH_DTYPE).astype(np.uint64)
 
 
-def chain_links(parent: BlockHash, tokens: TokenArray) -> list[bytes]:
-    """The same hashes, each as 8 bytes little-endian: what the next one begins with."""
-    data = np.ascontiguousarray(tokens, dtype=_TOKEN_DTYPE)
-    blocks = np.frombuffer(data, dtype=_BLOCK_DTYPE, count=len(tokens) // BLOCK_TOKENS).tolist()
+def token_bytes(tokens: TokenArray) -> memoryview:
+    """The tokens as uint32 little-endian, one behind the other."""
+    return np.ascontiguousarray(tokens, dtype=_TOKEN_DTYPE).data.cast("B")
+
+
+def chain_links(parent: BlockHash, data: memoryview) -> list[bytes]:
+    """The same hashes of `token_bytes`, each as 8 bytes little-endian: what the next one begins with."""
+    blocks = np.frombuffer(data, dtype=_BLOCK_DTYPE, count=len(data) // _BLOCK_DTYPE.itemsize).tolist()
     digest, pack = xxhash.xxh3_64_intdigest, _pack_u64
     link = pack(parent)
     return [(link := pack(digest(link + block))) for block in blocks]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from radixfleet.blocks import BLOCK_TOKENS, chain_links
+from radixfleet.blocks import BLOCK_TOKENS, chain_links, token_bytes
 from radixfleet.types import BlockHash, HashArray, TokenArray
 
 PIECE_BLOCKS = 16
@@ -41,7 +41,7 @@ class KnownChains:
 
     def chain(self, seed: BlockHash, tokens: TokenArray) -> HashArray:
         """What `chain_hashes` says; `tokens` from the beginning of a prompt on."""
-        data = np.ascontiguousarray(tokens, dtype="<u4").data.cast("B")
+        data = token_bytes(tokens)
         links: list[bytes] = []
         parent, begin = seed, 0
         for end in range(_PIECE_BYTES, len(data) + 1, _PIECE_BYTES):
@@ -50,7 +50,7 @@ class KnownChains:
                 break
             links.append(piece.hashes)
             parent, begin = piece.last, end
-        rest = chain_links(parent, tokens[begin // 4 :])
+        rest = chain_links(parent, data[begin:])
         for first in range(0, len(rest) - PIECE_BLOCKS + 1, PIECE_BLOCKS):
             hashes = rest[first : first + PIECE_BLOCKS]
             piece = _Piece(b"".join(hashes), BlockHash(int.from_bytes(hashes[-1], "little")))
