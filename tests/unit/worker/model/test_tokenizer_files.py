@@ -88,6 +88,13 @@ def test_the_tokenizers_own_end_counts_beside_those_of_the_model(tmp_path: Path)
     assert load_tokenizer_spec(target).eos_token_ids == (0, 2)
 
 
+def test_a_model_may_name_several_end_tokens(tmp_path: Path) -> None:
+    target = directory(tmp_path)
+    content = json.loads((target / "generation_config.json").read_text())
+    (target / "generation_config.json").write_text(json.dumps(content | {"eos_token_id": [5, 0]}))
+    assert load_tokenizer_spec(target).eos_token_ids == (0, 2, 5)
+
+
 def test_end_tokens_fall_back_to_the_tokenizers_own(tmp_path: Path) -> None:
     target = directory(tmp_path)
     config = json.loads((target / "config.json").read_text())
