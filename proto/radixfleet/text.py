@@ -97,6 +97,11 @@ class Tokenizer:
         """Ids are below this."""
         return self.spec.vocab_size
 
+    def special_token_id(self, text: str) -> int | None:
+        """The special token of that text; None where there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self.special_token_ids else None
+
     @cached_property
     def longest_token(self) -> int:
         """Characters of text that a token may stand for, at most."""

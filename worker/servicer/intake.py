@@ -150,7 +150,9 @@ class Intake:
         max_new_tokens = self._max_new_tokens(sampling, len(tokens), Limits.from_ready(ready))
         generated = self._generated(request, sampling, max_new_tokens)
         end_of_sequence = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
-        stop_token_ids = tuple(dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids)))
+        stop_token_ids = tuple(
+            dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids, *self._invisible_stops(sampling)))
+        )
         texts = self._texts(sampling, frozenset(stop_token_ids), tokens)
         least = sampling.min_new_tokens
         return Prepared(
@@ -164,6 +166,13 @@ class Intake:
             namespace=blocks.namespace(self._model, request.cache_salt),
             priority=request.priority,
         )
+
+    def _invisible_stops(self, sampling: SamplingParams) -> list[int]:
+        """Of the stop strings those that are special tokens, and so never come in the text."""
+        if not sampling.skip_special_tokens:
+            return []
+        token_ids = map(self._tokenizer.special_token_id, sampling.stop)
+        return [token_id for token_id in token_ids if token_id is not None]
 
     def _tokens(self, prompt: inference_pb2.Prompt) -> TokenArray:
         tokens = self._tokenizer.encode_prompt(convert.prompt_form(prompt))

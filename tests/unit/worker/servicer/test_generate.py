@@ -226,6 +226,22 @@ async def test_prefixes_are_named_as_the_router_names_them() -> None:
         call.cancel()
 
 
+@pytest.mark.parametrize(("skip", "stop_token_ids"), [(True, (END_ID,)), (False, ())])
+async def test_a_stop_string_that_is_a_special_token_stops_though_it_is_not_shown(
+    *, skip: bool, stop_token_ids: tuple[int, ...]
+) -> None:
+    """Where special tokens are shown, it is found in the text, as others are."""
+    engine = FakeEngine()
+    async with sim_worker(engine=engine, serving=False) as worker, open_channel(worker.address) as channel:
+        engine.become_ready()
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        stop = ["<|end|>", "a", "no token"]
+        call = stub.Generate(request("x", stop=stop, ignore_eos=True, skip_special_tokens=skip))
+        await until(lambda: len(engine.submits) == 1)
+        assert engine.submits[0].stop_token_ids == stop_token_ids
+        call.cancel()
+
+
 async def test_tokenizing_holds_up_nobody_else() -> None:
     """Behaviour 59: text is tokenized on threads; while they are all busy, requests with token ids are served."""
     engine, threads = FakeEngine(), GatedExecutor()
