@@ -82,6 +82,21 @@ class TestPreemption:
         assert worker.scheduler.counters.preemptions == 0
         self.finish(worker, in_flight=in_flight)
 
+    def test_where_running_requests_outgrow_the_pool_the_lowest_priority_leaves_and_not_the_newest(
+        self, in_flight: int
+    ) -> None:
+        worker = worker_of(num_pages=24, page_size=4, max_running=4)
+        for _ in range(200):  # as after many requests that ended early: admission counts on almost no growth
+            worker.scheduler._admission.growth_share.ended(0.0)
+        for uid, priority in ((1, 0), (2, 1), (3, 1)):
+            worker.submit(make_submit(uid, prompt(uid), 40, priority=priority))
+            steps_until_admitted(worker, uid, in_flight=in_flight)
+        while not worker.scheduler.counters.retractions:
+            worker.step(in_flight=in_flight)
+        assert set(worker.scheduler.running_uids) == {2, 3}
+        assert worker.scheduler.counters.preemptions == 0
+        self.finish(worker, in_flight=in_flight)
+
     def test_without_being_asked_nobody_leaves(self, in_flight: int) -> None:
         worker = SimWorker(order="priority", max_running=1)
         worker.submit(make_submit(1, prompt(1), 30, priority=0))
