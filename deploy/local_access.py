@@ -43,6 +43,8 @@ class LocalAccess:
     """Makes of the router's address what is dialled."""
     token_file: Path | None
     """Where the admin token lies; None: there is none."""
+    secrets: Mapping[Path, str]
+    """Files that were written here: the token, where the operator has it in none."""
 
     def flags(self, address: str) -> str:
         """What commands that call the router need."""
@@ -62,19 +64,17 @@ class LocalAccess:
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         if token is None and settings.api_keys:
             token = new_key()
-        token_file = None if token is None else _as_file(token, run_dir)
+        token_file: Path | None = None
+        secrets: dict[Path, str] = {}
+        if token is not None and token.startswith("@"):
+            token_file = Path(token[1:])
+        elif token is not None:
+            token_file = run_dir / TOKEN_FILE
+            secrets[token_file] = f"{token}\n"
+            write_secret(token_file, secrets[token_file])
         if token_file is not None:
             settings = settings.model_copy(update={"admin_token": SecretStr(f"@{token_file}")})
         access = Access.from_settings(settings)
         options = {name: getattr(settings, name) for name in _PASSED_ON}
         options["admin_token"] = None if token_file is None else f"@{token_file}"
-        return cls(options, access.endpoint, token_file)
-
-
-def _as_file(token: str, run_dir: Path) -> Path:
-    if token.startswith("@"):
-        return Path(token[1:])
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / TOKEN_FILE
-    write_secret(path, token + "\n")
-    return path
+        return cls(options, access.endpoint, token_file, secrets)

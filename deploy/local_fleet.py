@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from deploy.machine import worker_share
 from deploy.options import to_arguments
-from deploy.processes import Child, ChildFailed, ChildSpec
+from deploy.processes import Child, ChildFailed, ChildSpec, write_secret
 from deploy.progress import Tell
 from radixfleet.answers import WorkerEntry
 from radixfleet.background import beside
@@ -52,6 +52,8 @@ class LocalSpec:
     run_dir: Path
     endpoint: Callable[[str], Endpoint] = Endpoint
     """Makes of the router's address what is dialled: with TLS and a key, where the options ask for them."""
+    secrets: Mapping[Path, str] = field(default_factory=dict)
+    """Files that the options name, and their text: written again where somebody has deleted them."""
     drain_grace_s: float = 30.0
     """The longest that router or workers let running requests go on once they are told to stop."""
 
@@ -140,6 +142,9 @@ class LocalFleet:
             await asyncio.gather(ready, *deaths, return_exceptions=True)
 
     async def _launch(self, spec: ChildSpec) -> Child:
+        for path, text in self._spec.secrets.items():
+            if not await asyncio.to_thread(path.exists):
+                await asyncio.to_thread(write_secret, path, text)
         child = self._children[spec.name] = await Child.start(spec, self._spec.run_dir)
         return child
 

@@ -131,7 +131,8 @@ def file_stem(name: str) -> str:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A new file, in the place of what was there, that only its user can read. Raises OSError."""
+    """A new file, in the place of what was there, that only its user can read; with its folder. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)

@@ -129,6 +129,7 @@ def up(  # noqa: PLR0913, PLR0917  click hands over each option
         worker_options={"config": config, **worker_options, **divided, **access.options},
         run_dir=run_dir,
         endpoint=access.endpoint,
+        secrets=access.secrets,
         drain_grace_s=settings.drain_grace_s,
     )
     with Progress(console) as progress, kept(run_dir):

@@ -52,6 +52,7 @@ def on_one_machine(spec: FleetSpec, run_dir: Path) -> tuple[MachineSpec, LocalAc
         worker_options={},
         run_dir=run_dir,
         endpoint=access.endpoint,
+        secrets=access.secrets,
         drain_grace_s=_longest_drain(spec),
         workers=tuple((name, {**shared, **settings}) for name, settings in workers),
     )

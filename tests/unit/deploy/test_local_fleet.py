@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -263,6 +264,22 @@ async def test_a_child_that_cannot_be_started_again_is_tried_on_and_leaves_the_o
         lives[1].dies.set()
         await until(lambda: len(lives) == 3)
     assert told[1:3] == ["worker-0: cannot be started: Cannot allocate memory\nworker-0: starting again in 0 s"] * 2
+
+
+async def test_a_token_file_that_was_deleted_is_there_again_for_what_starts_again(
+    lives: list[_Mortal], tmp_path: Path
+) -> None:
+    token = tmp_path / "run" / "admin-token"
+    fleet = LocalFleet(replace(spec({}, {}), secrets={token: "sesame\n"}), lambda _: None)
+    await fleet._launch(fleet._spec.router())
+    async with beside(fleet.supervise(), "supervision"):
+        assert token.read_text() == "sesame\n"
+        token.write_text("changed by its operator\n")
+        for life, text in enumerate(("changed by its operator\n", "sesame\n")):
+            lives[life].dies.set()
+            await until(lambda life=life: len(lives) == life + 2)
+            assert token.read_text() == text
+            shutil.rmtree(token.parent)
 
 
 async def test_a_router_that_dies_often_has_its_ports_on_its_command_line_once(lives: list[_Mortal]) -> None:
