@@ -16,7 +16,7 @@ import psutil
 
 from deploy.bench.peers.servers import free_port
 from tests.bench.idle_http_worker import TOKENS
-from tests.interop.engines import ENVIRONMENTS, WHEELS, environment, process
+from tests.interop.engines import ENVIRONMENTS, WHEELS, environment, gateway_command, process
 from tests.support.http_client import Connection, get, post
 
 _START_S = 120.0
@@ -28,16 +28,6 @@ class Server:
 
     port: int
     process: psutil.Process | None = None
-
-
-def commands(name: str, python: Path, port: int, metrics_port: int, workers: Sequence[int]) -> list[str]:
-    """How a peer is started with its cache-aware policy."""
-    urls = [f"http://127.0.0.1:{worker}" for worker in workers]
-    common = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics_port)]
-    common += ["--policy", "cache_aware", "--log-level", "warn", "--worker-urls", *urls]
-    if name == "smg":
-        return [str(python.parent / "smg"), "launch", *common]
-    return [str(python), "-m", "sglang_router.launch_router", *common]
 
 
 @asynccontextmanager
@@ -54,7 +44,8 @@ async def running_peers(names: Sequence[str]) -> AsyncIterator[dict[str, Server]
         servers = {"http direct": Server(workers[0])}
         for name, python in pythons.items():
             port, log = free_port(), folder / f"{name}.log"
-            child = stack.enter_context(process(commands(name, python, port, free_port(), workers), log))
+            urls = [f"http://127.0.0.1:{worker}" for worker in workers]
+            child = stack.enter_context(process(gateway_command(name, python, port, urls), log))
             await _until_answers(port, "/v1/completions", log)
             servers[name] = Server(port, psutil.Process(child.pid))
         yield servers

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deploy.bench.peers import environments
+from deploy.bench.peers.servers import free_port
 from tests.support.waiting import wait_until
 
 ENVIRONMENTS = Path.home() / ".cache" / "radixfleet" / "interop"
@@ -27,7 +28,11 @@ def environment(folder: Path, *steps: Sequence[str]) -> Path:
 def process(
     command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that ends with the block, and what it started too; what it prints goes to `log`."""
+    """A process that ends with the block, and what it started too; what it prints goes to `log`.
+
+    From the main thread: SIGTERM ends the block, as Ctrl-C does.
+    """
+    signal.signal(signal.SIGTERM, _leave)
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
@@ -50,6 +55,10 @@ def process(
             os.killpg(child.pid, signal.SIGKILL)
 
 
+def _leave(number: int, _: object) -> None:
+    sys.exit(128 + number)
+
+
 def worker_command(model: str, port: int, worker_id: str, *options: str) -> list[str]:
     """One worker of ours."""
     fixed = ["--port", str(port), "--metrics-port", "0", "--worker-id", worker_id, "--served-model-name", "tiny"]
@@ -60,6 +69,17 @@ def router_command(port: int, workers: Sequence[str], *options: str) -> list[str
     """A router of ours."""
     fixed = ["--port", str(port), "--metrics-port", "0", "--http-port", "-1", "--workers", ",".join(workers)]
     return [sys.executable, "-m", "router", *fixed, *options]
+
+
+def gateway_command(
+    name: str, python: Path, port: int, worker_urls: Sequence[str], *, log_level: str = "warn"
+) -> list[str]:
+    """One of `WHEELS`, in the environment of `python`, with its cache-aware policy."""
+    start = (
+        [str(python.parent / "smg"), "launch"] if name == "smg" else [str(python), "-m", "sglang_router.launch_router"]
+    )
+    fixed = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    return [*start, *fixed, "--policy", "cache_aware", "--log-level", log_level, "--worker-urls", *worker_urls]
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = 120.0) -> None:

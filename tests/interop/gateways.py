@@ -1,6 +1,7 @@
 """The same load through our router and through other people's, before the same workers.
 
     python -m tests.interop.gateways --sglang-router --rounds 2 --requests 400 --rate 12
+    python -m tests.interop.gateways --kv-tokens 16384    what the prompts share is as much as all workers can hold
 
 Three workers with simulated GPUs and the demonstration model's tokenizer. smg reaches them by SGLang's gRPC dialect and
 follows their KV events; sglang-router (`--sglang-router`) speaks an older one, so before each worker it finds a router
@@ -22,7 +23,16 @@ from functools import partial
 from pathlib import Path
 
 from deploy.bench.peers.servers import free_port
-from tests.interop.engines import ENVIRONMENTS, WHEELS, environment, process, router_command, say, until
+from tests.interop.engines import (
+    ENVIRONMENTS,
+    WHEELS,
+    environment,
+    gateway_command,
+    process,
+    router_command,
+    say,
+    until,
+)
 
 NUM_WORKERS = 3
 MODEL = "demo"
@@ -44,20 +54,14 @@ class Gateways:
 
     def smg(self) -> None:
         """By gRPC."""
-        port = free_port()
-        command = [str(self._python("smg").parent / "smg"), "launch", *_options(port)]
-        self._start([*command, "--worker-urls", *(f"grpc://{worker}" for worker in self.workers)], "smg")
-        self.urls["smg"] = f"http://127.0.0.1:{port}"
+        self._gateway("smg", [f"grpc://{worker}" for worker in self.workers])
 
     def sglang_router(self) -> None:
         """By HTTP."""
-        name, port = "sglang-router", free_port()
         doors = [self._router(f"door{number}", [worker]) for number, worker in enumerate(self.workers)]
         for door in doors:
             until(partial(_serves, door), f"a worker behind {door}")
-        command = [str(self._python(name)), "-m", "sglang_router.launch_router", *_options(port)]
-        self._start([*command, "--worker-urls", *doors], name)
-        self.urls[name] = f"http://127.0.0.1:{port}"
+        self._gateway("sglang-router", doors)
 
     def _worker(self, number: int, kv_tokens: int) -> str:
         address = f"127.0.0.1:{free_port()}"
@@ -73,17 +77,14 @@ class Gateways:
         self._start(command, name)
         return f"http://127.0.0.1:{port}"
 
-    def _python(self, name: str) -> Path:
-        return environment(self._environments / name, (WHEELS[name],))
+    def _gateway(self, name: str, worker_urls: Sequence[str]) -> None:
+        port = free_port()
+        python = environment(self._environments / name, (WHEELS[name],))
+        self._start(gateway_command(name, python, port, worker_urls), name)
+        self.urls[name] = f"http://127.0.0.1:{port}"
 
     def _start(self, command: list[str], name: str) -> None:
         self._stack.enter_context(process(command, self._folder / f"{name}.log"))
-
-
-def _options(port: int) -> list[str]:
-    """Of both gateways alike."""
-    common = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    return [*common, "--policy", "cache_aware", "--log-level", "warn"]
 
 
 def _serves(url: str) -> bool:

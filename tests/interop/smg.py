@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from deploy.bench.peers.servers import free_port
-from tests.interop.engines import ENVIRONMENTS, WHEELS, environment, process, say, until, worker_command
+from tests.interop.engines import (
+    ENVIRONMENTS,
+    WHEELS,
+    environment,
+    gateway_command,
+    process,
+    say,
+    until,
+    worker_command,
+)
 from tests.support.tiny_model import tiny_model
 
 _LONG = "You answer in one sentence, and you say so when you do not know something. " * 40
@@ -38,10 +47,8 @@ def main() -> int:
         for number, port in enumerate(workers):
             command = worker_command(str(tiny_model()), port, f"w{number}", "--runner", "sim", "--log-level", "debug")
             stack.enter_context(process(command, folder / f"w{number}.log"))
-        port, metrics_port = free_port(), free_port()
-        gateway = [str(python.parent / "smg"), "launch", "--host", "127.0.0.1", "--port", str(port)]
-        gateway += ["--prometheus-port", str(metrics_port), "--policy", "cache_aware", "--log-level", "debug"]
-        gateway += ["--worker-urls", *(f"grpc://127.0.0.1:{worker}" for worker in workers)]
+        port, urls = free_port(), [f"grpc://127.0.0.1:{worker}" for worker in workers]
+        gateway = gateway_command("smg", python, port, urls, log_level="debug")
         stack.enter_context(process(gateway, folder / "smg.log"))
         _check(f"http://127.0.0.1:{port}", folder)
     return 0
