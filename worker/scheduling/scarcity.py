@@ -1,13 +1,15 @@
 """Who gives way when pages are short, or when somebody of higher priority waits.
 
 Where pages are short for the running requests' next tokens, cached prefixes are evicted, then the requests admitted
-last are retracted; as long as those have steps in flight, a request that finds no page skips a step. The oldest is
-never retracted, so it gets on whatever happens, and so in turn does each. What it may find missing when it is alone are
-the cache's copies of tokens that it computed a second time: they are freed.
+last are retracted (with preemption, those of the lowest priority, the newest of them first). As long as a retracted
+request has steps in flight, its pages are not free yet, and a request that finds no page skips a step. The oldest (of
+the highest priority) is never retracted, so it always gets on, and so in turn does each. When it runs alone and pages
+are still short, the pool holds only its own pages and the cache's copies of tokens that it computed a second time: the
+copies are freed.
 
-With preemption, one running request of lower priority, the lowest and newest, is retracted for the next in the queue
-that found no row or no room. One at a time, and each comes back after the one that it left for, so nothing is retracted
-twice for the same request.
+With preemption, a running request is also retracted for the next in the queue, if that one has a higher priority and
+found no row or no room: the newest of the lowest priority. That is done for one request at a time, and each comes back
+after the one that it left for, so none is retracted twice for the same request.
 
 Used by the scheduler alone.
 """
