@@ -38,7 +38,8 @@ from worker.runner.sim import SimRunnerConfig
 from worker.runner.torch_config import TorchRunnerConfig
 from worker.servicer.description import Description, package_version
 from worker.servicer.generation import Observer
-from worker.servicer.grammars import GrammarChecker, Grammars
+from worker.servicer.grammar_checker import GrammarChecker
+from worker.servicer.grammars import Grammars
 from worker.servicer.inference import InferenceServicer
 from worker.servicer.intake import Intake
 from worker.servicer.link import Links

@@ -22,7 +22,8 @@ from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
 from worker.core.messages import Prepare, Prepared
 from worker.model.tokenizer_files import load_tokenizer_spec
-from worker.servicer.grammars import GrammarChecker, Grammars
+from worker.servicer.grammar_checker import GrammarChecker
+from worker.servicer.grammars import Grammars
 
 ENDLESS = schema({"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{i}}}"} for i in range(1, 30)]})
 """What llguidance cannot compile within minutes."""
@@ -56,6 +57,14 @@ class Answering(FakeEngine):
     @property
     def prepared(self) -> list[Grammar]:
         return [message.grammar for message in self.heard if isinstance(message, Prepare)]
+
+
+class Patient(GrammarChecker):
+    """Waits as long as it takes once it has killed a process."""
+
+    async def _kill(self) -> None:
+        await super()._kill()
+        self._wall_s = 60.0
 
 
 class Counting(GrammarChecker):
@@ -128,14 +137,76 @@ async def test_a_process_that_gets_no_cpu_is_waited_for(spec: TokenizerSpec) -> 
         await checker.close()
 
 
-async def test_who_leaves_does_not_disturb_those_behind(checker: GrammarChecker) -> None:
-    grammars = Grammars(Answering(), checker)
-    leaving = asyncio.create_task(grammars.admit(schema(PERSON)))
+async def test_a_process_that_is_stopped_is_replaced(spec: TokenizerSpec) -> None:
+    checker = Patient(spec, MonotonicClock())
+    try:
+        assert await checker.why_not(regex("a+")) == ""
+        assert checker._process is not None
+        os.kill(checker._process.pid, signal.SIGSTOP)
+        checker._wall_s = 0.2
+        assert await checker.why_not(regex("b+")) == ""
+    finally:
+        await checker.close()
+
+
+async def test_a_killed_process_says_nothing_of_a_grammar(checker: GrammarChecker) -> None:
+    """Before it has been asked, and while it tries: by the OOM killer, say."""
+    assert await checker.why_not(regex("a+")) == ""
+    assert checker._process is not None
+    os.kill(checker._process.pid, signal.SIGKILL)
+    assert await checker.why_not(regex("b+")) == ""
+    trying = asyncio.create_task(checker.why_not(schema(PERSON)))
     await asyncio.sleep(0)
-    leaving.cancel()
-    await asyncio.gather(*(grammars.admit(regex(f"a{{{number}}}")) for number in range(1, 5)))
-    with pytest.raises(InvalidRequest, match="unclosed"):
-        await grammars.admit(regex("("))
+    os.kill(checker._process.pid, signal.SIGKILL)
+    assert await trying == ""
+
+
+@pytest.fixture
+def gated() -> tuple[Counting, Grammars]:
+    """Nothing is tried to its end until the gate is opened."""
+    checker = Counting()
+    checker.gate.clear()
+    return checker, Grammars(Answering(), checker)
+
+
+async def test_a_small_grammar_passes_large_ones_and_a_large_one_gets_its_turn(
+    gated: tuple[Counting, Grammars],
+) -> None:
+    checker, grammars = gated
+    sources = ["a" * 50, "a" * 40, "a" * 30, *"bcdef"]
+    asking = [asyncio.create_task(grammars.admit(regex(source))) for source in sources]
+    await until(lambda: checker.asked)
+    checker.gate.set()
+    await asyncio.gather(*asking)
+    assert checker.asked == ["a" * 50, "b", "c", "a" * 40, "d", "e", "f", "a" * 30]
+
+
+async def test_what_nobody_waits_for_any_more_is_not_tried_and_takes_no_place(
+    gated: tuple[Counting, Grammars],
+) -> None:
+    checker, grammars = gated
+    leaving = [asyncio.create_task(grammars.admit(regex(str(number)))) for number in range(32)]
+    await until(lambda: checker.asked == ["0"])
+    for task in leaving:
+        task.cancel()
+    await asyncio.wait(leaving)
+    behind = asyncio.create_task(grammars.admit(regex("behind")))
+    checker.gate.set()
+    await behind
+    assert checker.asked == ["0", "behind"]
+
+
+async def test_a_try_that_has_begun_serves_who_asks_after_the_others_left(gated: tuple[Counting, Grammars]) -> None:
+    checker, grammars = gated
+    for _ in range(2):
+        leaving = asyncio.create_task(grammars.admit(regex("a")))
+        await until(lambda: checker.asked)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+    checker.gate.set()
+    await grammars.admit(regex("b"))
+    await grammars.admit(regex("a"))
+    assert checker.asked == ["a", "b"]
 
 
 async def test_each_grammar_is_tried_and_prepared_once() -> None:
@@ -185,7 +256,7 @@ async def test_many_who_ask_for_the_same_wait_for_one_try_and_too_many_new_ones_
     grammars = Grammars(Answering(), checker)
     same = [asyncio.create_task(grammars.admit(regex("same"))) for _ in range(5)]
     others = [asyncio.create_task(grammars.admit(regex(str(number)))) for number in range(31)]
-    await until(lambda: len(checker.asked) == 32)
+    await until(lambda: checker.asked)
     with pytest.raises(Overloaded):
         await grammars.admit(regex("one more"))
     checker.gate.set()
@@ -207,7 +278,10 @@ def break_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[s
     return break_it
 
 
-@pytest.mark.parametrize("line", ["exit 1", "exec sleep 60", "echo ready; exec sleep 60", ""])
+@pytest.mark.parametrize(
+    "line",
+    ["exit 1", "exec sleep 60", "echo ready; exec sleep 60", "echo ready; read it; read it; kill -9 $$", ""],
+)
 async def test_a_process_that_does_not_start_or_answer_is_no_fault_of_a_grammar(
     break_python: Callable[[str], None], spec: TokenizerSpec, line: str
 ) -> None:
@@ -231,6 +305,25 @@ async def test_a_process_that_does_not_start_or_answer_is_no_fault_of_a_grammar(
         await checker.close()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere its memory is not limited")
+async def test_a_grammar_that_needs_too_much_memory_is_refused_for_good(
+    break_python: Callable[[str], None], checker: GrammarChecker
+) -> None:
+    """The process ends by a limit of its own, before the OOM killer has to end it, which would say nothing."""
+    greedy = (
+        "import worker.servicer.grammar_check as it; it.why_not = lambda *_: str(len(bytearray(1 << 30))); it.main()"
+    )
+    python = sys.executable
+    break_python(f"exec {python} -P -c '{greedy}' $4 $5")
+    grammars = Grammars(Answering(), checker)
+    with pytest.raises(InvalidRequest, match="too large"):
+        await grammars.admit(regex("a"))
+    sys.executable = python
+    with pytest.raises(InvalidRequest, match="too large"):
+        await grammars.admit(regex("a"))
+    await grammars.admit(regex("b"))
+
+
 async def test_a_failure_that_nobody_waits_for_any_more_leaves_no_complaint(
     break_python: Callable[[str], None], spec: TokenizerSpec
 ) -> None:
@@ -243,6 +336,6 @@ async def test_a_failure_that_nobody_waits_for_any_more_leaves_no_complaint(
     leaving.cancel()
     await asyncio.wait([leaving])
     del leaving
-    await until(lambda: not grammars._trying)
+    await until(lambda: grammars._queue._trying is None)
     gc.collect()
     assert not complaints
