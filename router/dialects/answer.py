@@ -7,7 +7,7 @@ stop strings, so an engine computes a token or two beyond one before it hears th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -69,6 +69,7 @@ class Answer:
         self._names = names
         self._prompt_tokens = len(prompt)
         self._generated_tokens = len(generated)
+        self._most_tokens = (sampling.max_new_tokens or 0) - len(generated)
         self._tokenizer = tokenizer
         self._sampling = sampling
         self._clock = clock
@@ -110,8 +111,11 @@ class Answer:
             yield self._start(part.cached_tokens)
         if part.prompt_logprobs is not None and not part.index:
             yield from _prompt_logprobs(part.prompt_logprobs, self._sampling.prompt_logprobs)
-        if part.token_ids:
-            yield self._delta(choice, part)
+        room = self._most_tokens - choice.num_tokens
+        if len(part.token_ids) > room:  # an engine that goes past the limit does not know it
+            part = replace(part, reason="length")
+        if part.token_ids and room:
+            yield self._delta(choice, part, room)
         if choice.text.matched_stop is not None or part.reason:
             yield self._finish(choice, part)
 
@@ -139,12 +143,12 @@ class Answer:
         )
         return inference_pb2.GenerateResponse(started=started)
 
-    def _delta(self, choice: _Choice, part: Part) -> inference_pb2.GenerateResponse:
-        """New tokens, up to the one that completes a stop string."""
+    def _delta(self, choice: _Choice, part: Part, room: int) -> inference_pb2.GenerateResponse:
+        """New tokens, up to the one that completes a stop string; `room` of them at most."""
         if self._times.first_s is None:
             self._times.first_s = self._clock.now()
         texts = []
-        for token_id in part.token_ids:
+        for token_id in part.token_ids[:room]:
             texts.append(choice.text.push(token_id))
             if choice.text.matched_stop is not None:
                 break

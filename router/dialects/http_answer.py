@@ -3,6 +3,9 @@
 Text is the engine's own; token ids are there where it tells them. What our contract has no other word for becomes text
 in the notation that models write it in: calls of tools as <tool_call>, reasoning as <think>. Usage follows the last
 finish_reason, so the last completion to end is held back until the stream is over.
+
+An engine that goes past the limit of new tokens does not know it, and is cut off: exactly there where it tells token
+ids, else when it has sent more pieces or characters than so many tokens can be.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from router.dialects.speaker import Unreachable
 
 _ID_MARK = "token_id:"
 _RETRY_AFTER_S = 1.0
+_MOST_PIECES, _MOST_CHARACTERS = (8, 64), (128, 4096)
+"""In so many tokens: so many for each, and so many more. Some servers send a letter at a time."""
 _BY_THE_REQUEST = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
@@ -63,6 +68,10 @@ class _Choice:
     """One of the n completions."""
 
     num_tokens: int = 0
+    num_ids: int = 0
+    """Of them, those whose ids were told."""
+    num_pieces: int = 0
+    num_characters: int = 0
     is_thinking: bool = False
     calls: list[_Call] = field(default_factory=list)
     end: inference_pb2.Finished | None = None
@@ -78,18 +87,22 @@ class HttpAnswer:
         *,
         prompt_tokens: int | None,
         max_new_tokens: int,
+        most_new_tokens: int | None = None,
         generated_tokens: int = 0,
         n: int = 1,
         num_logprobs: int | None = None,
     ) -> None:
         """`prompt_tokens`: None where they are not known. `generated_tokens`: those that the client has already, of
-        `max_new_tokens` at most.
+        `max_new_tokens` at most. `most_new_tokens`: where the engine is cut off, if not there.
         """
         self._names = names
         self._clock = clock
         self._prompt_tokens = prompt_tokens
         self._generated_tokens = generated_tokens
         self._num_logprobs = num_logprobs
+        self._most_tokens = (max_new_tokens if most_new_tokens is None else most_new_tokens) - generated_tokens
+        self.was_cut = False
+        """The engine went past the limit: what it says further is of no interest."""
         self._choices = [_Choice() for _ in range(n)]
         self._last = 0
         """The completion that ended last."""
@@ -131,11 +144,12 @@ class HttpAnswer:
             choice = self._choices[piece.index]
             if choice.end is not None:
                 continue
-            text, tokens = self._text(choice, piece), piece.token_ids or []
+            within = self._within(choice, piece)
+            text, tokens = self._text(choice, within), (within.token_ids or [])
             if text or tokens:
-                yield self._delta(choice, piece, text, tokens)
-            if piece.finish_reason:
-                choice.end = _finished(piece)
+                yield self._delta(choice, within, text, tokens)
+            if within.finish_reason:
+                choice.end = _finished(within)
                 if not self.is_complete:
                     yield inference_pb2.GenerateResponse(finished=choice.end, index=piece.index)
                 else:
@@ -173,6 +187,29 @@ class HttpAnswer:
                 if self._told_completion_tokens is None:
                     self._told_completion_tokens = count_told(timings.predicted_n)
 
+    def _within(self, choice: _Choice, piece: ChoicePiece) -> ChoicePiece:
+        """A piece, ended where it goes past the limit. The text of several tokens, of which some are, stays whole."""
+        room = self._most_tokens - choice.num_ids
+        choice.num_pieces += 1
+        choice.num_characters += _characters(piece)
+        is_over = len(piece.token_ids or ()) > room
+        if not (is_over or self._is_far_past(choice)):
+            return piece
+        self.was_cut = True
+        if not is_over and choice.num_pieces == 1:  # a whole answer: its beginning
+            return _beginning(piece, _most(_MOST_CHARACTERS, self._most_tokens))
+        if not is_over or not room:
+            is_chat = piece.delta is not None or piece.message is not None
+            return ChoicePiece(index=piece.index, delta=MessagePiece() if is_chat else None, finish_reason="length")
+        return msgspec.structs.replace(piece, token_ids=(piece.token_ids or [])[:room], finish_reason="length")
+
+    def _is_far_past(self, choice: _Choice) -> bool:
+        """By what can be told of text alone."""
+        tokens = self._most_tokens
+        return choice.num_pieces > _most(_MOST_PIECES, tokens) or choice.num_characters > _most(
+            _MOST_CHARACTERS, tokens
+        )
+
     def _text(self, choice: _Choice, piece: ChoicePiece) -> str:
         """What a piece adds, in the notation of models."""
         message = piece.delta or piece.message
@@ -191,7 +228,10 @@ class HttpAnswer:
         if self._first_s is None:
             self._first_s = self._clock.now()
         choice.num_tokens += len(tokens) or 1
+        choice.num_ids += len(tokens)
         logprobs = [] if self._num_logprobs is None else _logprobs(piece.logprobs, self._num_logprobs)
+        if self.was_cut:
+            del logprobs[len(tokens) :]
         if len(logprobs) != (0 if self._num_logprobs is None else len(tokens)):
             raise InternalError(f"the engine told {len(logprobs)} log probabilities of {len(tokens)} tokens")
         try:
@@ -205,7 +245,7 @@ class HttpAnswer:
         now_s = self._clock.now()
         first_s = now_s if self._first_s is None else self._first_s
         counted = sum(choice.num_tokens for choice in self._choices)
-        told = self._told_completion_tokens
+        told = None if self.was_cut else self._told_completion_tokens
         prompt_tokens = self._told_prompt_tokens or self._prompt_tokens or 0
         return inference_pb2.Usage(
             prompt_tokens=prompt_tokens,
@@ -215,6 +255,29 @@ class HttpAnswer:
             prefill_s=first_s - self._sent_s,
             decode_s=now_s - first_s,
         )
+
+
+def _most(measure: tuple[int, int], tokens: int) -> int:
+    each, more = measure
+    return each * tokens + more
+
+
+def _characters(piece: ChoicePiece) -> int:
+    """Of text, and of what becomes text at the end."""
+    message = piece.delta or piece.message
+    if message is None:
+        return len(piece.text or "")
+    calls = [call.function for call in message.tool_calls or () if call.function is not None]
+    texts = [message.content, message.reasoning_content or message.reasoning]
+    texts += [text for call in calls for text in (call.name, call.arguments)]
+    return sum(len(text) for text in texts if text)
+
+
+def _beginning(piece: ChoicePiece, characters: int) -> ChoicePiece:
+    """Of its text, and its end; calls of tools that are not whole are none."""
+    message = piece.delta or piece.message
+    text = (piece.text if message is None else message.content) or ""
+    return ChoicePiece(index=piece.index, text=text[:characters], finish_reason="length")
 
 
 def _thought(choice: _Choice, message: MessagePiece, *, is_end: bool) -> str:

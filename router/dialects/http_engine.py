@@ -42,7 +42,7 @@ _LOADING = 503
 _TAIL_S = 5.0
 """For the usage, when every completion has ended."""
 _ASSUMED_KV_TOKENS = 262_144
-"""What such an engine can cache is not told. Receipts teach when it is less."""
+"""What such an engine can cache is not told. Receipts teach when it is less. Nor may an answer be longer."""
 
 _log = structlog.get_logger("radixfleet.router.dialects")
 
@@ -187,9 +187,8 @@ class HttpSpeaker:
                     yield message
             self._learn(answer)
             last = answer.finish(tells_cached=bool(self._tells_cached))
-            with suppress(TimeoutError, Unreachable):  # to the end, so that the connection can be used again
-                async with asyncio.timeout(_TAIL_S):
-                    await self._http.whole(response, ends_at_s)
+            if not answer.was_cut:
+                await self._read_rest(response, ends_at_s)
             yield last
         finally:
             response.close()
@@ -207,9 +206,12 @@ class HttpSpeaker:
                 yield message
             return
         async with aclosing(server_sent_events(self._http.read(response, ends_at_s))) as events:
-            while True:
+            tail_ends_at_s = None
+            while not answer.was_cut or not answer.is_complete:
+                if answer.is_complete and tail_ends_at_s is None:
+                    tail_ends_at_s = asyncio.get_running_loop().time() + _TAIL_S
                 try:
-                    async with asyncio.timeout(_TAIL_S if answer.is_complete else None):
+                    async with asyncio.timeout_at(tail_ends_at_s):
                         event = await anext(events, DONE)
                 except TimeoutError:
                     return
@@ -217,6 +219,13 @@ class HttpSpeaker:
                     return
                 for message in answer.take(read_event(event)):
                     yield message
+
+    async def _read_rest(self, response: aiohttp.ClientResponse, ends_at_s: float | None) -> None:
+        """What comes behind an answer, so that the connection can be used again."""
+        with suppress(TimeoutError, Unreachable):
+            async with asyncio.timeout(_TAIL_S):
+                async for _ in self._http.read(response, ends_at_s):
+                    pass
 
     async def _post(
         self, forms: Sequence[HttpForm], execution_id: str, ends_at_s: float | None
@@ -251,6 +260,7 @@ class HttpSpeaker:
             prompt_tokens=len(request.prompt.token_ids.packed) // 4 if has_ids else None,
             generated_tokens=len(request.generated.packed) // 4,
             max_new_tokens=limit_of(sampling),
+            most_new_tokens=sampling.max_new_tokens or self._model.context_tokens or _ASSUMED_KV_TOKENS,
             n=sampling.n,
             num_logprobs=sampling.logprobs,
         )

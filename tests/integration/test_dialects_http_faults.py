@@ -80,6 +80,22 @@ async def test_an_error_in_the_stream_is_told(said: bytes) -> None:
             await fleet.client.complete("hello", max_new_tokens=3)
 
 
+@pytest.mark.parametrize("owned_by", ["vllm", "library"], ids=["token ids", "text"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_that_knows_no_limit_is_cut_off(owned_by: str, stream: bool) -> None:
+    """It was never ended: what it streamed was passed on, or collected, for ever."""
+    engine = OpenAiEngine(is_endless=True, owned_by=owned_by)
+    async with behind_router(engine, http_port=0) as fleet:
+        body = {"prompt": "hello", "max_tokens": 5, "stream": stream}
+        answer = await post(fleet.router.http_port, "/v1/completions", body)
+        assert answer.status == 200
+        choices = [event["choices"][0] for event in answer.events[:-1]] if stream else [answer.json["choices"][0]]
+        assert choices[-1]["finish_reason"] == "length"
+        text = "".join(choice["text"] for choice in choices)
+        assert len(text) == 5 if owned_by == "vllm" else 5 <= len(text) < 200
+        await until(lambda: engine.calls[0].state == "cancelled")
+
+
 @pytest.mark.parametrize(
     ("usage", "counts"),
     [

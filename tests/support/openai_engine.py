@@ -62,6 +62,8 @@ class OpenAiEngine:
     """False: it answers in one piece, whatever is asked."""
     usage: Literal["none", "plain", "cached"] = "cached"
     says_done: bool = True
+    is_endless: bool = False
+    """It streams its first letter for ever."""
     gate: asyncio.Event | None = None
     """Answers wait here before their last letter."""
     before_headers: asyncio.Event | None = None
@@ -203,8 +205,11 @@ class OpenAiEngine:
                 if number in self.says:
                     yield self.says[number]
                     continue
-                yield self._event(call, self._choice(call, index, letter, is_last=is_last))
+                yield self._event(call, self._choice(call, index, letter, is_last=is_last and not self.is_endless))
                 call.tokens_sent += 1
+                while self.is_endless:
+                    await asyncio.sleep(0)
+                    yield self._event(call, self._choice(call, index, letter, is_last=False))
             if self.usage != "none":
                 yield self._event(call, None)
             if self.says_done:

@@ -113,3 +113,20 @@ def test_so_it_is_over_http(generated: int, limit: int, is_whole: bool) -> None:
     if is_whole:
         last = asked.finish(tells_cached=False).finished
         assert (last.reason, last.usage.completion_tokens) == (inference_pb2.FINISH_REASON_LENGTH, generated)
+
+
+@pytest.mark.parametrize("chunks", [[5, 1], [4, 3], [9], [1] * 6])
+def test_an_engine_that_goes_past_the_limit_is_cut_off_there(chunks: list[int]) -> None:
+    """Its tokens went on to the client for ever."""
+    asked = answer(logprobs=0)
+    messages = [
+        message for size in chunks for message in asked.take(Part(0, [97] * size, 0, logprobs=logprobs(*range(size))))
+    ]
+    assert "".join(message.delta.text for message in messages) == "aaaaa"
+    assert [entry.logprob for message in messages for entry in message.delta.logprobs][:4] == [
+        float(place) for size in chunks for place in range(size)
+    ][:4]
+    assert messages[-1].finished.reason == inference_pb2.FINISH_REASON_LENGTH
+    assert messages[-1].finished.usage.completion_tokens == 5
+    assert asked.is_complete
+    assert not asked.ended_by_engine, "it is to be told"

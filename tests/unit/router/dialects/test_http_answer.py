@@ -7,13 +7,15 @@ import pytest
 
 from radixfleet.clock import ManualClock
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError, Unavailable
+from radixfleet.v1 import inference_pb2
 from router.dialects.answer import Names
 from router.dialects.http_answer import HttpAnswer
-from router.dialects.http_events import read_event
+from router.dialects.http_events import ChoicePiece, Event, read_event
 
 
-def answer() -> HttpAnswer:
-    return HttpAnswer(Names("request", "execution", "worker"), ManualClock(), prompt_tokens=None, max_new_tokens=100)
+def answer(max_new_tokens: int = 100) -> HttpAnswer:
+    names = Names("request", "execution", "worker")
+    return HttpAnswer(names, ManualClock(), prompt_tokens=None, max_new_tokens=max_new_tokens)
 
 
 def text_of(*choices: dict[str, Any]) -> str:
@@ -103,3 +105,48 @@ def test_who_is_at_fault_by_an_error_in_the_stream(told: dict[str, Any], kind: t
     with pytest.raises(kind, match="too long") as caught:
         list(answer().take(read_event(json.dumps(told).encode())))
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        {"text": "tok "},
+        {"delta": {"content": "t"}},
+        {"delta": {"reasoning_content": "hm "}},
+        {"delta": {"tool_calls": [call("x" * 100, index=0, id="a")]}},
+        {"text": ""},
+        {"text": "t" * 100_000},
+        {"message": {"content": "t" * 100_000}},
+    ],
+    ids=["text", "letters", "thoughts", "a call", "nothing", "much at once", "much in one piece"],
+)
+def test_an_engine_that_goes_far_past_the_limit_is_cut_off(piece: dict[str, Any]) -> None:
+    """It went on for ever: what it said was passed on, or collected."""
+    asked, text = answer(max_new_tokens=5), ""
+    for _ in range(200):
+        for message in asked.take(read_event(json.dumps({"choices": [piece]}).encode())):
+            text += message.delta.text
+        if asked.was_cut:
+            break
+    assert asked.is_complete
+    assert asked.finish(tells_cached=False).finished.reason == inference_pb2.FINISH_REASON_LENGTH
+    assert len(text) < 12_000
+    assert bool(text) is (piece != {"text": ""})
+
+
+@pytest.mark.parametrize("chunks", [[5, 1], [4, 3], [9], [1] * 6])
+def test_where_tokens_are_told_it_is_cut_off_at_the_limit(chunks: list[int]) -> None:
+    asked = answer(max_new_tokens=5)
+    events = [Event(choices=[ChoicePiece(text="a" * size, token_ids=[97] * size)]) for size in chunks]
+    told = [token for event in events for message in asked.take(event) for token in message.delta.token_ids]
+    assert told == [97] * 5
+    last = asked.finish(tells_cached=False).finished
+    assert (last.reason, last.usage.completion_tokens) == (inference_pb2.FINISH_REASON_LENGTH, 5)
+
+
+def test_an_engine_that_keeps_to_the_limit_has_the_last_word() -> None:
+    asked = answer(max_new_tokens=2)
+    for piece in (ChoicePiece(text="ab", token_ids=[97, 98]), ChoicePiece(text="", finish_reason="stop")):
+        list(asked.take(Event(choices=[piece])))
+    assert asked.finish(tells_cached=False).finished.reason == inference_pb2.FINISH_REASON_STOP
+    assert not asked.was_cut
