@@ -22,8 +22,8 @@ _REMEMBERED = 32
 """Fewer than the runner keeps, so that what is remembered here is compiled there."""
 _MOST_WAITING = 32
 _RETRY_AFTER_S = 1.0
-_TURNS_OF_FIRST = 4
-"""Every so many turns it is that of the grammar that was asked for first."""
+_MOST_PASSES = 3
+"""So many smaller grammars may pass the one that was asked for first."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -71,7 +71,7 @@ class Grammars:
 class _Queue:
     """One try at a time, and one for all who ask for the same grammar.
 
-    The smallest is next, and every `_TURNS_OF_FIRST` times the one that was asked for first: large ones may take
+    The smallest is next, or the one that was asked for first once `_MOST_PASSES` have passed it: large ones may take
     seconds, and small ones do not wait for all of them. What nobody waits for any more is not tried; a try that has
     begun goes on to its end, since a new process would cost as much.
     """
@@ -81,7 +81,7 @@ class _Queue:
         self._asking: dict[Grammar, list[asyncio.Future[str]]] = {}
         """Who waits for a grammar, the first asked for first; done when they have left. Also of the one being tried."""
         self._trying: asyncio.Task[str] | None = None
-        self._num_turns = 0
+        self._num_passes = 0
 
     async def ask(self, grammar: Grammar) -> str:
         """What its try returns or raises. Raises Overloaded when too many wait."""
@@ -105,9 +105,10 @@ class _Queue:
         self._forget_who_left()
         if self._trying is not None or not self._asking:
             return
-        self._num_turns += 1
-        is_turn_of_first = self._num_turns % _TURNS_OF_FIRST == 0
-        grammar = next(iter(self._asking)) if is_turn_of_first else min(self._asking, key=lambda it: len(it.source))
+        grammar = first = next(iter(self._asking))
+        if self._num_passes < _MOST_PASSES:
+            grammar = min(self._asking, key=lambda it: len(it.source))
+        self._num_passes = 0 if grammar == first else self._num_passes + 1
         self._trying = asyncio.create_task(self._try_it(grammar), name="grammar check")
         self._trying.add_done_callback(partial(self._tried, grammar))
 

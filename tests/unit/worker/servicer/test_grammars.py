@@ -178,7 +178,7 @@ async def test_a_small_grammar_passes_large_ones_and_a_large_one_gets_its_turn(
     await until(lambda: checker.asked)
     checker.gate.set()
     await asyncio.gather(*asking)
-    assert checker.asked == ["a" * 50, "b", "c", "a" * 40, "d", "e", "f", "a" * 30]
+    assert checker.asked == ["a" * 50, "b", "c", "d", "a" * 40, "e", "f", "a" * 30]
 
 
 async def test_what_nobody_waits_for_any_more_is_not_tried_and_takes_no_place(
