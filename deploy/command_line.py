@@ -141,16 +141,31 @@ _HINTS: Sequence[tuple[type[RadixfleetError], Sequence[str], str]] = (
         ("before receiving SETTINGS", "tcp handshaker shutdown"),
         "Something takes connections there and says nothing: is the process stopped, or is that no gRPC port?",
     ),
-    # gRPC does not say that only one side speaks TLS, nor that a certificate is missing: the connection just ends.
     (
         Unavailable,
-        ("Socket closed", "andshake", "SSL"),
-        "Does the server speak TLS (--tls-ca), under that name (--tls-peer-name), and does it ask for a certificate "
-        "(--tls-cert, --tls-key)?",
+        ("CERTIFICATE_VERIFY_FAILED",),
+        "The server's certificate is not signed by --tls-ca, or has expired. A self-signed one is its own --tls-ca.",
     ),
     (
         Unavailable,
-        ("Failed parsing HTTP/2",),
+        ("Hostname Verification",),
+        "The server's certificate does not name that host: use a name it has, in --endpoint or in --tls-peer-name.",
+    ),
+    (
+        Unavailable,
+        ("WRONG_VERSION_NUMBER",),
+        "That port speaks no TLS: leave out --tls-ca, or name the gRPC port in --endpoint.",
+    ),
+    # A server that hears plain text, or is shown no certificate or a wrong one, just ends the connection.
+    (
+        Unavailable,
+        ("Socket closed", "andshake", "SSL"),
+        "With TLS the server may want --tls-ca; if that is given, a certificate (--tls-cert, --tls-key) that its "
+        "--tls-client-ca signed.",
+    ),
+    (
+        Unavailable,
+        ("Failed parsing HTTP/2", "ALPN"),
         "Is that the port of HTTP, or of metrics? --endpoint is the gRPC port: 7070 unless --port said otherwise.",
     ),
     (

@@ -1,4 +1,4 @@
-"""`radixfleet keys`: makes the keys of clients, and the admin token."""
+"""`radixfleet keys`: makes the keys of clients, the admin token, and certificates."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from pathlib import Path
 
 import click
 
+from deploy.commands.certificates import certificates
 from radixfleet.keys import key_line, name_of, names_in, new_key, watch_keys
 from radixfleet.os_errors import reason_of
 
 
 @click.group()
 def keys() -> None:
-    """Make keys for clients, and the admin token of a fleet.
+    """Make keys for clients, the admin token of a fleet, and certificates.
 
     \b
     radixfleet keys new alice --file keys.txt     # prints the key, and adds its hash to the file
     radixfleet keys new --token > admin-token     # for router, workers and operators
+    radixfleet keys certificates --host 10.0.0.1 --client me
     radixfleet up --model demo --api-keys keys.txt --admin-token @admin-token
     RADIXFLEET_API_KEY=rfk_... radixfleet chat
     """
+
+
+keys.add_command(certificates)
 
 
 @keys.command()
