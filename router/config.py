@@ -137,7 +137,8 @@ class RouterSettings(ProcessSettings):
         5,
         ge=1,
         le=1000,
-        description="After so many failed connections in a row a worker gets no requests for --breaker-open-s.",
+        description="After so many failures in a row (connections, answers that never came, wrong ones where another "
+        "worker gave a right one) a worker gets no requests for --breaker-open-s.",
     )
     breaker_open_s: Seconds = Field(10.0, description="How long that lasts; then one request probes the worker.")
 

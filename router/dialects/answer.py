@@ -21,7 +21,7 @@ from radixfleet.text import Tokenizer
 from radixfleet.types import FinishReason, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
 from router.dialects.finish_reasons import finish_reason
-from router.dialects.speaker import Unreachable
+from router.dialects.speaker import Faulty
 from router.dialects.words import Part
 
 _RUN_TOKENS = 1024
@@ -94,9 +94,9 @@ class Answer:
         return all(choice.ended_by_engine for choice in self._choices)
 
     def emitted(self, index: int) -> int:
-        """Tokens that came of a completion so far. Raises Unreachable for one that was not asked for."""
+        """Tokens that came of a completion so far. Raises Faulty for one that was not asked for."""
         if index >= len(self._choices):
-            raise Unreachable(f"it sent completion {index} of {len(self._choices)}")
+            raise Faulty(f"it sent completion {index} of {len(self._choices)}")
         return self._choices[index].num_tokens
 
     def take(self, part: Part) -> Iterator[inference_pb2.GenerateResponse]:

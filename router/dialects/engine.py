@@ -30,7 +30,7 @@ from radixfleet.v1 import inference_pb2, worker_pb2
 from router.dialects.answer import Answer, Names
 from router.dialects.continued import rest_of
 from router.dialects.kv_events import KvEvents
-from router.dialects.speaker import Archives, State, Unreachable
+from router.dialects.speaker import Archives, Faulty, State, Unreachable
 from router.dialects.words import Words, index_of
 
 POLL_S = 1.0
@@ -195,7 +195,7 @@ class EngineSpeaker:
             while not answer.is_complete:
                 response = await call.read()
                 if not isinstance(response, self._words.pb.GenerateResponse):
-                    raise Unreachable("it ended the answer without saying why")
+                    raise Faulty("it ended the answer without saying why")
                 part = self._words.part(response, answer.emitted(index_of(response)))
                 for one in answer.take(part):
                     yield one

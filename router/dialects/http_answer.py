@@ -33,7 +33,7 @@ from router.dialects.http_events import (
     error_message,
     error_status,
 )
-from router.dialects.speaker import Unreachable
+from router.dialects.speaker import Faulty
 
 _ID_MARK = "token_id:"
 _RETRY_AFTER_S = 1.0
@@ -140,7 +140,7 @@ class HttpAnswer:
         self._count(event)
         for piece in event.choices or ():
             if not 0 <= piece.index < len(self._choices):
-                raise Unreachable(f"it sent completion {piece.index} of {len(self._choices)}")
+                raise Faulty(f"it sent completion {piece.index} of {len(self._choices)}")
             choice = self._choices[piece.index]
             if choice.end is not None:
                 continue
@@ -158,12 +158,12 @@ class HttpAnswer:
     def finish(self, *, tells_cached: bool) -> inference_pb2.GenerateResponse:
         """The last message. `tells_cached`: an engine that tells how much it had cached, and is silent of none.
 
-        Raises Unreachable where the answer has no end.
+        Raises Faulty where the answer has no end.
         """
         if not self.is_complete:
             if any(choice.end is not None for choice in self._choices):
                 raise InvalidRequest("the engine that was chosen gives one completion at a time", field="sampling.n")
-            raise Unreachable("it ended the answer without saying why")
+            raise Faulty("it ended the answer without saying why")
         if self.cached_tokens is None and tells_cached:
             self.cached_tokens = 0
         last = self._choices[self._last].end
@@ -237,7 +237,7 @@ class HttpAnswer:
         try:
             delta = inference_pb2.Delta(token_ids=tokens, text=text, logprobs=logprobs)
         except ValueError as error:
-            raise Unreachable(f"it sent token ids that are none: {error}") from error
+            raise Faulty(f"it sent token ids that are none: {error}") from error
         return inference_pb2.GenerateResponse(delta=delta, index=piece.index)
 
     def _usage(self) -> inference_pb2.Usage:

@@ -19,7 +19,7 @@ import msgspec
 from radixfleet.clock import Clock
 from radixfleet.errors import DeadlineExceeded, InvalidRequest, Overloaded, RadixfleetError, Unavailable
 from router.dialects.http_events import error_message
-from router.dialects.speaker import Unreachable
+from router.dialects.speaker import Faulty, Unreachable
 from router.worker_address import EngineAddress
 
 _LOOK_S = 5.0
@@ -95,13 +95,13 @@ class HttpConnection:
             yield data
 
     async def whole(self, response: aiohttp.ClientResponse, ends_at_s: float | None) -> bytes:
-        """The body. Raises Unreachable for one that is too long."""
+        """The body. Raises Faulty for one that is too long."""
         parts, size = [], 0
         async for data in self.read(response, ends_at_s):
             parts.append(data)
             size += len(data)
             if size > _MAX_ANSWER_BYTES:
-                raise Unreachable(f"it sent an answer of more than {_MAX_ANSWER_BYTES} bytes")
+                raise Faulty(f"it sent an answer of more than {_MAX_ANSWER_BYTES} bytes")
         return b"".join(parts)
 
     async def close(self) -> None:
@@ -176,7 +176,7 @@ def _refusal(
     """What a status other than 200 means."""
     told = error_message(body, f"status {status}")
     if status >= 500 and status != HTTPStatus.SERVICE_UNAVAILABLE:
-        return Unreachable(f"it answered with status {status}: {told}")
+        return Faulty(f"it answered with status {status}: {told}")
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return Overloaded(f"the engine is busy: {told}", retry_after_s=_retry_after_s(headers))
     if status in _NOT_BY_THE_REQUEST:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from router.dialects.speaker import Unreachable
+from router.dialects.speaker import Faulty
 
 _MAX_EVENT_BYTES = 8 * 1024**2
 _MAX_COUNT = 2**31 - 1
@@ -103,11 +103,11 @@ _DECODER = msgspec.json.Decoder(Event)
 
 
 def read_event(data: bytes) -> Event:
-    """Raises Unreachable for what is no such event: an engine that writes it is broken."""
+    """Raises Faulty for what is no such event: an engine that writes it is broken."""
     try:
         return _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise Unreachable(f"it sent what is no event of OpenAI's API ({error}): {data[:80]!r}") from error
+        raise Faulty(f"it sent what is no event of OpenAI's API ({error}): {data[:80]!r}") from error
 
 
 def count_told(number: Number) -> int | None:
@@ -139,7 +139,7 @@ def error_status(code: Any, kind: Any) -> int | None:
 
 
 async def server_sent_events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """The data of each event. Raises Unreachable for one that is too long to be one."""
+    """The data of each event. Raises Faulty for one that is too long to be one."""
     buffer = bytearray()
     data: list[bytes] = []
     size = 0
@@ -156,6 +156,6 @@ async def server_sent_events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[byt
                 data.clear()
                 size = 0
         if size + len(buffer) > _MAX_EVENT_BYTES:
-            raise Unreachable(f"it sent an event of more than {_MAX_EVENT_BYTES} bytes")
+            raise Faulty(f"it sent an event of more than {_MAX_EVENT_BYTES} bytes")
     if data:
         yield b"\n".join(data)

@@ -11,7 +11,11 @@ from radixfleet.v1 import inference_pb2, worker_pb2
 
 
 class Unreachable(Exception):
-    """A worker that is not reached by gRPC is not there, broke off, or says what nobody can read."""
+    """A worker that is not reached by gRPC is not there, or broke off."""
+
+
+class Faulty(Unreachable):
+    """It was reached, and what it answered is none: a status of 500, say, or what nobody can read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from smg_grpc_proto.generated import (
 
 from radixfleet.errors import InvalidRequest
 from radixfleet.types import Grammar, GrammarKind, SamplingParams
-from router.dialects.speaker import Unreachable
+from router.dialects.speaker import Faulty
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,10 @@ class Words(Protocol):
 
 
 def index_of(response: Any) -> int:
-    """The completion that a message belongs to. Raises Unreachable for one that is of no known kind."""
+    """The completion that a message belongs to. Raises Faulty for one that is of no known kind."""
     kind = response.WhichOneof("response")
     if kind is None:
-        raise Unreachable("it sent what is neither a part of an answer nor its end")
+        raise Faulty("it sent what is neither a part of an answer nor its end")
     return int(getattr(response, kind).index)
 
 

@@ -66,6 +66,8 @@ class _Try:
     """The Started message, which is held back until another message follows it."""
     is_visible: bool = False
     """The client has been sent something of the answer, now or by an earlier try."""
+    suspects: list[WorkerState] = field(default_factory=list)
+    """Workers that gave no right answer to it, which may be its own fault: not where another worker answers."""
 
     @property
     def output(self) -> TokenArray:
@@ -107,12 +109,14 @@ class Dispatcher:
         while True:
             record.chosen(lease)
             _trace_route(record, lease, began_s, self._clock.now())
-            attempt = _Try(lease, is_visible=is_visible)
+            attempt = _Try(lease, is_visible=is_visible, suspects=failures.suspects)
             try:
                 await self._forward(attempt, record, send, deadline())
             except LinkFailure as failure:
                 _warn(failure, attempt)
                 failures.add(lease.worker, attempt.num_tokens, was_resumed=is_visible)
+                if failure.kind == "fault":
+                    failures.suspects.append(lease.worker)
                 is_visible = attempt.is_visible
                 began_s = self._clock.now()
                 lease = self._next(failure, attempt, record, failures)
@@ -167,9 +171,10 @@ class Dispatcher:
             verdict = Verdict.ANSWERED
         except LinkFailure as failure:
             error = str(failure)
+            was_silent = not lease.is_started and self._clock.now() - sent_at_s >= _SILENCE_S
             if failure.kind == "answer":
                 verdict = Verdict.ANSWERED
-            elif failure.kind == "transport" or (not lease.is_started and self._clock.now() - sent_at_s >= _SILENCE_S):
+            elif failure.kind == "transport" or (failure.kind == "deadline" and was_silent):
                 verdict = Verdict.FAILED
             raise
         finally:
@@ -184,6 +189,7 @@ class Dispatcher:
             record.cached_tokens = reply.cached_tokens
             attempt.held = None if attempt.is_visible else reply
             return False
+        self._blame(attempt.suspects)
         count = reply.num_tokens
         if count:
             if not attempt.num_tokens:
@@ -197,6 +203,13 @@ class Dispatcher:
             lease.receipt(reply.cached_tokens, reply.message.finished.usage.prompt_tokens)
             record.cached_tokens = reply.cached_tokens
         return True
+
+    def _blame(self, workers: list[WorkerState]) -> None:
+        """Another worker answers what they did not."""
+        for worker in workers:
+            worker.breaker.failure(sent_at_s=self._clock.now(), probe=False)
+            worker.changed()
+        workers.clear()
 
 
 def _trace_route(record: RequestRecord, lease: Lease, began_s: float, now_s: float) -> None:
@@ -218,7 +231,7 @@ def _trace_route(record: RequestRecord, lease: Lease, began_s: float, now_s: flo
 
 def _is_harmless(failure: LinkFailure) -> bool:
     """Whether another worker may do better: not where the request itself, or its deadline, is at fault."""
-    return failure.kind == "transport" or (
+    return failure.kind in ("transport", "fault") or (
         failure.kind == "answer" and isinstance(failure.error, Unavailable | Overloaded)
     )
 

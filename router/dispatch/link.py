@@ -20,10 +20,11 @@ from radixfleet.tracing import headers
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.dispatch.request import PreparedRequest
 
-FailureKind: TypeAlias = Literal["transport", "deadline", "answer"]
+FailureKind: TypeAlias = Literal["transport", "fault", "deadline", "answer"]
 """Of a request at a worker.
 
 transport  the worker could not be reached, or the connection broke
+fault      it was reached, and what it answered is none
 deadline   the request's own deadline passed
 answer     the worker said no in its own words
 """
@@ -31,6 +32,7 @@ answer     the worker said no in its own words
 _Call: TypeAlias = "grpc.aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]"
 
 _RETRY_AFTER_S = 1.0
+_MOST_TOLD = 200
 
 
 @dataclass(slots=True)  # not frozen: there is one a token, and making a frozen one takes a microsecond more
@@ -124,6 +126,12 @@ def broken(worker: str, detail: str) -> LinkFailure:
     """The connection to `worker` is gone. `detail`, here and below, is for the log."""
     error = Unavailable(f"worker {worker} cannot be reached", retry_after_s=_RETRY_AFTER_S)
     return LinkFailure("transport", error, detail)
+
+
+def faulty(worker: str, detail: str) -> LinkFailure:
+    """`worker` was reached and did not do what was asked. The client hears the beginning of `detail`."""
+    text = detail if len(detail) <= _MOST_TOLD else f"{detail[:_MOST_TOLD]} ..."
+    return LinkFailure("fault", Unavailable(f"worker {worker} failed: {text}", retry_after_s=_RETRY_AFTER_S), detail)
 
 
 def deadline_passed(detail: str) -> LinkFailure:

@@ -10,8 +10,8 @@ import grpc.aio
 
 from radixfleet.cancellation import is_cancelled
 from radixfleet.errors import RadixfleetError
-from router.dialects.speaker import Generator, Unreachable
-from router.dispatch.link import Reply, broken, failure_of, refused, reply_of
+from router.dialects.speaker import Faulty, Generator, Unreachable
+from router.dispatch.link import Reply, broken, failure_of, faulty, refused, reply_of
 from router.dispatch.request import PreparedRequest
 
 
@@ -35,6 +35,8 @@ class TranslatedLink:
             raise broken(self._worker, "the answer ended without its last message")
         except grpc.aio.AioRpcError as error:
             raise failure_of(error, self._worker) from error
+        except Faulty as error:
+            raise faulty(self._worker, str(error)) from error
         except Unreachable as error:
             raise broken(self._worker, str(error)) from error
         except RadixfleetError as error:

@@ -18,6 +18,8 @@ class Failures:
 
     workers: list[WorkerState] = field(default_factory=list)
     """Not to be asked again: those that failed since the last token, the one that made it among them."""
+    suspects: list[WorkerState] = field(default_factory=list)
+    """They answered, but not rightly, and nobody has answered the request since."""
     in_vain: int = 0
     """Resumptions in a row that were lost before they had made `HEADWAY_TOKENS`."""
 

@@ -4,8 +4,9 @@
                                           ^                              |
                                           +------- probe failed ---------+
 
-A failure is one of the transport or of a worker that never answered: what the client did wrong is an answer, and a
-success here. HALF-OPEN lets one request through at a time.
+A failure is one of the transport, of a worker that never answered, or of one that did not answer rightly (status 500)
+what another worker then answered: a request that no worker answers is no fault of theirs. What the client did wrong is
+an answer, and a success here. HALF-OPEN lets one request through at a time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Breaker:
             self.reset()
 
     def failure(self, *, sent_at_s: float, probe: bool) -> None:
-        """The worker could not be reached, or never answered a request sent at `sent_at_s`."""
+        """The worker could not be reached, or did not answer a request sent at `sent_at_s`."""
         if probe and self._probing:
             self._probing = False
             self._open()
@@ -80,7 +81,8 @@ class Breaker:
             return
         self._failed_at_s = self._clock.now()
         self._failed_in_row += 1
-        if self._opened_at_s is None and self._failed_in_row >= self._limit:
+        is_half_open = self.state is BreakerState.HALF_OPEN
+        if is_half_open or (self._opened_at_s is None and self._failed_in_row >= self._limit):
             self._open()
 
     def neither(self, *, probe: bool) -> None:

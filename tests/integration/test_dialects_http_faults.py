@@ -162,7 +162,7 @@ async def test_a_stream_without_a_reason_at_its_end_is_no_answer() -> None:
         (401, {"error": "who are you"}, Unavailable, "--engine-api-key"),
         (404, {"object": "error", "message": "no model"}, Unavailable, "no model"),
         (503, {}, Unavailable, "not ready"),
-        (500, {"error": "boom"}, Unavailable, "cannot be reached"),
+        (500, {"error": "boom"}, Unavailable, "failed: it answered with status 500: boom"),
         (302, {}, Unavailable, "give that address"),
     ],
 )
@@ -175,8 +175,8 @@ async def test_what_the_engine_refuses_is_told(
             await fleet.client.complete("hello", max_new_tokens=3)
 
 
-async def test_refusals_are_no_fault_of_the_connection_and_crashes_are() -> None:
-    """Behaviour 52."""
+async def test_refusals_and_crashes_count_against_nobody_where_nobody_does_better() -> None:
+    """Behaviour 52: five requests that made an engine answer 500 took it from all others."""
     engine = OpenAiEngine(refusal=(400, {"error": "no"}))
     async with behind_router(engine, max_retries=0, breaker_failures=3) as fleet:
         for _ in range(6):
@@ -184,10 +184,20 @@ async def test_refusals_are_no_fault_of_the_connection_and_crashes_are() -> None
                 await fleet.client.complete("hello")
         assert fleet.state(engine).breaker.is_closed
         engine.refusal = (500, "boom")
-        for _ in range(3):
-            with pytest.raises(Unavailable):
+        for _ in range(6):
+            with pytest.raises(Unavailable, match="boom"):
                 await fleet.client.complete("hello")
-        assert not fleet.state(engine).breaker.is_closed
+        engine.refusal = None
+        assert await fleet.client.complete("hello", max_new_tokens=1)
+
+
+async def test_an_engine_that_fails_where_others_answer_gets_no_more_requests() -> None:
+    bad, good = OpenAiEngine(refusal=(500, "boom")), OpenAiEngine()
+    async with behind_router(bad, good, policy="round_robin", retry_ratio=1.0, breaker_failures=3) as fleet:
+        for _ in range(8):
+            await fleet.client.complete("hello", max_new_tokens=1)
+        assert len(bad.calls) == 3
+        assert fleet.state(bad).ineligible_reason == "breaker"
 
 
 async def test_a_request_that_failed_before_its_first_token_is_tried_elsewhere() -> None:

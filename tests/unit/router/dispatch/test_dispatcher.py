@@ -38,6 +38,10 @@ def lost() -> LinkFailure:
     return LinkFailure("transport", Unavailable("worker cannot be reached", retry_after_s=1.0), "connection reset")
 
 
+def faulty() -> LinkFailure:
+    return LinkFailure("fault", Unavailable("worker failed: boom", retry_after_s=1.0), "boom")
+
+
 def says(error: RadixfleetError) -> LinkFailure:
     return LinkFailure("answer", error, "said the worker")
 
@@ -282,6 +286,15 @@ async def test_what_the_client_or_the_engine_did_does_not_open_the_breaker(failu
         with pytest.raises(RadixfleetError):
             await carrying.run()
     assert carrying.parts.workers[0].breaker.state is BreakerState.CLOSED
+
+
+async def test_a_request_that_no_worker_answers_rightly_shuts_none_out() -> None:
+    """Of all that it was tried on, however long they took."""
+    carrying = Carrying(*([2.0, faulty()] for _ in range(40)), workers=2, ratio=1.0)
+    for _ in range(20):
+        with pytest.raises(Unavailable, match="boom"):
+            await carrying.run()
+    assert {worker.breaker.state for worker in carrying.parts.workers} == {BreakerState.CLOSED}
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,16 @@ def test_half_open_lets_one_request_through() -> None:
     assert not breaker.admits
 
 
+def test_a_probe_that_another_worker_answered_better_opens_it_again() -> None:
+    clock = ManualClock()
+    breaker = broken(clock)
+    clock.advance(OPEN_S)
+    breaker.neither(probe=breaker.acquire())
+    assert breaker.state is BreakerState.HALF_OPEN
+    breaker.failure(sent_at_s=clock.now(), probe=False)
+    assert breaker.state is BreakerState.OPEN
+
+
 def test_the_probes_answer_closes_it() -> None:
     clock = ManualClock()
     breaker = broken(clock)
