@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-from router.view import NEVER, Figures, RequestView, WorkerView
+from router.view import NEVER, Figures, WorkerView
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.intp]
@@ -207,20 +207,13 @@ class FleetView(Sequence[WorkerView]):
 
     @property
     def serving(self) -> Columns:
-        """The columns of the workers that serve: all, mostly. While some are out these last as the others do."""
+        """The columns of those that `router.view.eligible` lets through: all, mostly. While some are out these last as
+        the others do."""
         if self._serving is None:
             positions = np.flatnonzero(self.columns.room > NEVER)
             self._served_at = {position: place for place, position in enumerate(positions.tolist())}
             self._serving = self.columns if len(positions) == len(self.columns) else self.columns.at(positions)
         return self._serving
-
-    def eligible(self, request: RequestView) -> Columns:
-        """The columns of the workers that `router.view.eligible` lets through."""
-        columns = self.serving
-        if not columns.count or columns.least_room >= request.prompt_tokens:
-            return columns
-        allowed = columns.room >= request.prompt_tokens - request.matched_tokens_at(columns.slots)
-        return columns.at(np.flatnonzero(allowed)) if allowed.any() and not allowed.all() else columns
 
     def is_saturated(self, prompt_tokens: int) -> bool:
         """Whether some worker serves, and the request would wait on every one that does."""

@@ -4,7 +4,7 @@ A `WorkerView` is made anew when something about the worker changes (a report, a
 then read by every choice, so what a choice needs again and again is worked out once, when the view is made. What
 belongs to one request (how much of its prompt each worker holds) is in the `RequestView`.
 
-One function, `eligible`, decides who may get a request at all; every policy uses it. `ineligible_reason` says why not.
+One function, `eligible`, decides who may get a request at all; every policy uses it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ hash    the home of the prompt's prefix on the hash ring
 none    nobody is eligible
 """
 
-IneligibleReason: TypeAlias = Literal["", "disconnected", "loading", "draining", "failed", "breaker", "kv-full"]
+IneligibleReason: TypeAlias = Literal["", "disconnected", "loading", "draining", "failed", "breaker"]
 """Why a worker gets no request; empty when it may."""
 
 
@@ -137,10 +137,6 @@ class RequestView(NamedTuple):
         """`matched_blocks` of these slots."""
         return np.asarray(self.matched_blocks, dtype=np.intp)[slots]
 
-    def matched_tokens_at(self, slots: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-        """`matched_tokens` of these slots."""
-        return np.minimum(self.matched_at(slots) * BLOCK_TOKENS, self.prompt_tokens - 1)
-
 
 class Ranking(NamedTuple):
     """A policy's answer."""
@@ -182,26 +178,13 @@ def figures(
     return outstanding_prompt_tokens, requests, requests + short, fill, room, place
 
 
-def ineligible_reason(worker: WorkerView, request: RequestView) -> IneligibleReason:
-    """Why `worker` should not get `request`; empty when it may.
+def eligible(workers: Sequence[WorkerView]) -> list[WorkerView]:
+    """The workers that may get a request: those that serve.
 
-    "kv-full" alone is no refusal: when every serving worker is full, all of them are eligible (see `eligible`).
+    One whose KV pool is full is one where a request waits, and what that costs is the policy's to say: were it left
+    out, the last worker with room would get all that comes.
     """
-    if worker.unavailable:
-        return worker.unavailable
-    return "" if worker.kv_free_tokens >= request.uncached_tokens(worker.slot) else "kv-full"
-
-
-def eligible(request: RequestView, workers: Sequence[WorkerView]) -> list[WorkerView]:
-    """The workers that may get `request`: those that serve and have KV headroom, or all that serve when none has."""
-    serving = [worker for worker in workers if not worker.unavailable]
-    prompt_tokens = request.prompt_tokens
-    roomy = [
-        worker
-        for worker in serving
-        if worker.kv_free_tokens >= prompt_tokens or worker.kv_free_tokens >= request.uncached_tokens(worker.slot)
-    ]
-    return roomy or serving
+    return [worker for worker in workers if not worker.unavailable]
 
 
 def _free(kv_tokens: int, kv_protected_tokens: int) -> int:

@@ -21,7 +21,7 @@ from router.fleet_view import FleetView
 from router.index import HotPrefixes, Sketch
 from router.metrics import RouterMetrics
 from router.policies import Policy
-from router.view import Ranking, RequestView, ineligible_reason
+from router.view import Ranking, RequestView
 from router.workers.group import ModelGroup
 from router.workers.state import WorkerState
 
@@ -212,7 +212,7 @@ def _report(
         is_short = worker.max_context_tokens <= request.prompt_tokens
         reason = "context too short" if is_short else "cannot do all that is asked for"
     elif cost is None:
-        reason = worker.ineligible_reason or ineligible_reason(worker.view, view)
+        reason = worker.ineligible_reason
     return CandidateReport(
         worker=worker,
         ineligible_reason=reason,

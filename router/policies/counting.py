@@ -16,7 +16,7 @@ class LeastLoad:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: requests in flight."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = {worker.slot: float(worker.requests_in_flight) for worker in candidates}
@@ -33,7 +33,7 @@ class PowerOfTwo:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: requests in flight, of all candidates; only the two drawn can be chosen."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = {worker.slot: float(worker.requests_in_flight) for worker in candidates}
@@ -49,7 +49,7 @@ class RoundRobin:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: the number of the worker's newest booking."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = {worker.slot: float(worker.last_booking) for worker in candidates}
@@ -63,7 +63,7 @@ class RandomChoice:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: the same for all."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = dict.fromkeys((worker.slot for worker in candidates), 0.0)

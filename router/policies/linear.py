@@ -24,7 +24,7 @@ class Linear:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: blocks."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = {}

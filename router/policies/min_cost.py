@@ -7,9 +7,9 @@
     C  those of U that the h best matching workers hold, and u the requests that use them there now, in all;
        x = u/8, or 5 u/4 F where that is more and there have been such requests for 5 ms
     B  how full the worker's cache is, in terms of the fleet's mean; 1.5 at most
-    Q  prompt tokens of other requests there, neither cached nor computed yet;
-       Q' what three workers of four have at least, and i the idle workers, 8 at least: those that have none, could run
-       another request at once, and have fewer than 32 in flight
+    Q  what it waits for there: prompt tokens of others, neither cached nor computed yet, and KV tokens to come free;
+       Q' what three workers of four have at least, and i the idle workers, 8 at least: those where no prompt waits,
+       another request could run at once, and fewer than 32 are in flight
     R  requests in flight there, and those of them once more that must end before another can run;
        R' the fleet's mean, r its least, F its sum
 
@@ -29,6 +29,7 @@ What each part stands for:
   is not idle, nor who has no place left: a prefill there delays all that run, or waits for one of them. The more waits
   everywhere the less Q counts: then a prefix computed twice delays everybody, and only being behind says something.
   Where nothing waits at a quarter of the workers nobody waits longer, however much waits behind a few long prompts.
+- A full KV pool is a wait like others. Leave out the workers that have one, and the last with room gets all that comes.
 - R makes steps longer: a step's fixed time is that of about 32 decodes (see `deploy.lab.presets`). Prefill alone would
   herd, for a prompt that is wholly cached leaves no Q. Cubed: an idle worker relieves those that only decode, while
   a few requests more or less, which even out by themselves, hardly count.
@@ -67,7 +68,7 @@ class MinCost:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: prompt tokens."""
-        columns = FleetView.of(workers).eligible(request)
+        columns = FleetView.of(workers).serving
         if not columns.count:
             return NOBODY
         matched = request.matched_at(columns.slots)
@@ -101,12 +102,16 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
     else:
         costs = np.full(count, computed)
     # In whole blocks: the last token, which is always computed, changes no order.
-    costs *= prompt_tokens - float(BLOCK_TOKENS) * (most if is_even else matched)
-    if columns.queued:
+    uncached = prompt_tokens - float(BLOCK_TOKENS) * (most if is_even else matched)
+    costs *= uncached
+    queue, is_short = columns.queue, columns.least_room < prompt_tokens
+    if is_short:
+        queue = queue + np.maximum(uncached - columns.room, 0.0)
+    if columns.queued or is_short:
         # Q / (1 + 8/i + 3 Q'/N)
-        usual = columns.queue_at(count // 4)
+        usual = float(np.partition(queue, count // 4)[count // 4]) if is_short else columns.queue_at(count // 4)
         delayed = 1 + CROWD / max(CROWD, columns.num_idle)
-        costs += columns.queue * (prompt_tokens / (delayed * prompt_tokens + BACKLOG_WEIGHT * usual))
+        costs += queue * (prompt_tokens / (delayed * prompt_tokens + BACKLOG_WEIGHT * usual))
     # 2.5 N ((R - r)/(32 + R'))^3
     costs += columns.crowding * (BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + columns.in_flight / count) ** 3)
     if copied:

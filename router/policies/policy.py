@@ -24,7 +24,7 @@ class Policy(Protocol):
         ...
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
-        """Rank the workers for `request`. Only those that `router.view.eligible` lets through have a cost.
+        """Rank the workers for `request`. Those that `router.view.eligible` lets through have a cost, and no others.
 
         The router passes a `router.fleet_view.FleetView`, which has the workers' figures as columns too.
         """

@@ -30,7 +30,7 @@ class PrefixHash:
 
         A prompt of less than one block has no beginning worth keeping together and goes to the least loaded.
         """
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         num_blocks = min(PREFIX_BLOCKS, len(request.block_hashes))

@@ -27,7 +27,7 @@ class SGLangCacheAware:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: requests in flight, negative match ratio, or blocks held, by which of the three rules decides."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         loads = [worker.requests_in_flight for worker in candidates]

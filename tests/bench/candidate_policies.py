@@ -9,7 +9,7 @@ from random import Random
 import xxhash
 
 from radixfleet.blocks import BLOCK_TOKENS
-from router.policies import Policy
+from router.policies import Policy, make_policy
 from router.policies.policy import cheapest, reason_for
 from router.view import NOBODY, Ranking, RequestView, WorkerView, eligible
 
@@ -25,7 +25,7 @@ class Cheapest:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: whatever the function says."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = {worker.slot: self.cost(request, worker, candidates) for worker in candidates}
@@ -94,7 +94,7 @@ class AffinityGate:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: backlog with this prompt."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = {w.slot: float(w.outstanding_prompt_tokens + uncached(request, w)) for w in candidates}
@@ -117,7 +117,7 @@ class TwoHashes:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: backlog with this prompt."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         costs = {
@@ -207,6 +207,7 @@ def shape(
     backlog_weight: float = 3,
     evenly: bool = True,
     always_half: bool = False,
+    room: bool = True,
     name: str = "",
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
@@ -216,6 +217,7 @@ def shape(
     crowd, and without the minimum. `mean_queue`: Q' is the mean of the others, not what three of four have.
     `in_flight`, where it is not 0: Q counts i / (i + R') instead, with R' the mean of the requests in flight.
     `backlog_weight`: of Q'. `evenly` False: without the minimum. `always_half`: 2 in place of 1 + 8/i.
+    `room` False: Q without the KV tokens that must come free.
     """
 
     def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
@@ -231,12 +233,16 @@ def shape(
         load = 1.0 if by_holder or not evenly else share * len(candidates) / len(holders)
         return min(1, load) * counted**steep / (counted**steep + 1)
 
+    def waiting(request: RequestView, worker: WorkerView) -> int:
+        lacking = max(0, uncached(request, worker) - worker.kv_free_tokens) if room else 0
+        return worker.outstanding_prompt_tokens + lacking
+
     def cost(request: RequestView, worker: WorkerView, candidates: Sequence[WorkerView]) -> float:
         tokens, matched, count = request.prompt_tokens, request.matched_blocks, len(candidates)
         fill = sum(each.cache_fill for each in candidates) / count
         most = max(matched[each.slot] for each in candidates)
-        queue = worker.outstanding_prompt_tokens
-        queues = sorted(each.outstanding_prompt_tokens for each in candidates)
+        queue = waiting(request, worker)
+        queues = sorted(waiting(request, each) for each in candidates)
         usual = (sum(queues) - queue) / max(1, count - 1) if mean_queue else queues[count // 4]
         delayed = 2 if always_half else 1 + 8 / max(8, sum(map(_is_idle, candidates)))
         mean = sum(each.requests_in_flight for each in candidates) / count
@@ -261,6 +267,19 @@ def _is_idle(worker: WorkerView) -> bool:
     return not waits and worker.requests_in_flight < 32
 
 
+@dataclass(frozen=True)
+class WithRoom:
+    """The default among the workers with room for the prompt in their KV pools, or among all where none has it."""
+
+    name: str = "with_room"
+
+    def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
+        """Cost: the default's."""
+        candidates = eligible(workers)
+        roomy = [each for each in candidates if each.kv_free_tokens >= request.uncached_tokens(each.slot)]
+        return make_policy("min_cost").rank(request, roomy or candidates, random)
+
+
 class Dealt:
     """Clairvoyant on groups that share their first block: dealt in turn, and never torn. A bound, not a policy.
 
@@ -274,7 +293,7 @@ class Dealt:
 
     def rank(self, request: RequestView, workers: Sequence[WorkerView], random: Random) -> Ranking:
         """Cost: 0 at home, 1 elsewhere."""
-        candidates = eligible(request, workers)
+        candidates = eligible(workers)
         if not candidates:
             return NOBODY
         group = self._groups.setdefault(int(request.block_hashes[0]), len(self._groups))
@@ -296,12 +315,14 @@ ABLATIONS: Mapping[str, Policy] = _by_name(
     shape(backlog_weight=0, name="no_backlog"),
     shape(mean_queue=True, name="mean_backlog"),
     shape(always_half=True, name="half_backlog"),
+    shape(room=False, name="no_room"),
 )
 """The default with one part of its cost left out, or put more simply."""
 
 CANDIDATES: Mapping[str, Policy] = _by_name(
     *ABLATIONS.values(),
-    *(backlog(0.1), backlog(0.3), backlog(1.0), falling(1.0), product(), predicted_ttft(), AffinityGate(), TwoHashes()),
+    *(backlog(0.1), backlog(0.3), backlog(1.0), falling(1.0), product(), predicted_ttft()),
+    *(AffinityGate(), TwoHashes(), WithRoom()),
     *(relative(0.2, 1, 8), weighted(0.2, 1 / 32), weighted(0.2, 1 / 16), weighted(0.2, 1 / 8)),
     *(discounted("linear"), discounted("squares"), discounted("none")),
     *(discounted("hyperbola", 3, queue=1, patience=3, requests=tokens) for tokens in (5, 20)),

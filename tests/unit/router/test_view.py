@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from radixfleet.types import WorkerStatus
-from router.view import NOBODY, Ranking, eligible, ineligible_reason
+from router.view import NOBODY, Ranking, eligible
 from tests.support.views import request, worker
 
 
@@ -19,35 +19,12 @@ from tests.support.views import request, worker
         (worker(0, status=WorkerStatus.FAILED), "failed"),
         (worker(0, breaker_open=True), "breaker"),
         (worker(0, status=WorkerStatus.DRAINING, connected=False), "disconnected"),
-        (worker(0, kv_tokens=2_000, kv_protected=1_001), "kv-full"),
-        (worker(0, kv_tokens=2_000, kv_protected=1_000), ""),
-        (worker(0, kv_tokens=100, breaker_open=True), "breaker"),
+        (worker(0, kv_tokens=2_000, kv_protected=2_000), ""),
     ],
 )
 def test_each_reason_has_a_name(view, reason: str) -> None:
-    assert ineligible_reason(view, request(1_000)) == reason
-    assert bool(eligible(request(1_000), [view, worker(1)])[0] is view) == (reason == "")
-
-
-def test_only_what_cannot_be_evicted_counts_against_headroom() -> None:
-    """Behaviour 46: a cache that is full of evictable blocks never takes a worker out of routing."""
-    full_cache = worker(0, kv_tokens=10_000, kv_protected=0, sketch_blocks=10_000 // 64)
-    assert ineligible_reason(full_cache, request(9_000)) == ""
-
-
-def test_matched_blocks_need_no_room() -> None:
-    nearly_full = worker(0, kv_tokens=10_000, kv_protected=9_500)
-    assert ineligible_reason(nearly_full, request(1_000, [0])) == "kv-full"
-    assert ineligible_reason(nearly_full, request(1_000, [8])) == ""
-
-
-def test_when_nobody_has_room_all_that_serve_are_eligible() -> None:
-    full = [worker(slot, kv_tokens=1_000, kv_protected=999) for slot in range(3)]
-    down = worker(3, connected=False)
-    assert eligible(request(500), [*full, down]) == full
-    roomy = worker(4, kv_tokens=1_000)
-    assert eligible(request(500), [*full, down, roomy]) == [roomy]
-    assert eligible(request(500), [down]) == []
+    assert view.unavailable == reason
+    assert eligible([view]) == ([] if reason else [view])
 
 
 def test_uncached_tokens_are_at_least_one() -> None:

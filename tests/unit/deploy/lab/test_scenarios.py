@@ -149,6 +149,12 @@ class TestReuse:
         assert ours.hit_rate > 0.85
         assert plain.hit_rate < 0.6
 
+    def test_a_prefix_stays_where_it_is_while_that_pool_is_full(self) -> None:
+        """Behaviour 46: six requests fill a pool. Whoever goes elsewhere for room computes a prefix that is there."""
+        arrivals = shared(groups=48, per_group=5, prefix=8192, own=128, new=64, rate=60.0)
+        ours = figures(run(arrivals, fleet(8, kv_tokens=50_000)))
+        assert ours.hit_rate > ours.ceiling - 0.03
+
     def test_many_groups_at_once_are_dealt_evenly(self) -> None:
         """The published experiment, smaller: nobody gets a group more than another, and no group is torn."""
         arrivals = shared(groups=16, per_group=16, prefix=2048, own=128, new=32, rate=None)

@@ -118,6 +118,23 @@ class TestCost:
         everywhere = [worker(slot, running=1, queued_tokens=60_000) for slot in range(1, 4)]
         assert rank(view, [behind, *everywhere]).slot == 0
 
+    def test_kv_tokens_that_must_come_free_count_as_what_waits(self) -> None:
+        """240 for the first, none for the second, which holds half of the prompt, and none for the third."""
+        full = {"kv_tokens": 10_000, "kv_protected": 9_600}
+        costs = cost_of(request(640, [0, 5, 0]), worker(0, **full), worker(1, **full), worker(2, kv_tokens=10_000))
+        assert costs == pytest.approx([640 + 240 / 2, 320, 640])
+
+    def test_cached_blocks_that_can_be_evicted_are_room(self) -> None:
+        """Behaviour 46."""
+        full_cache = {"kv_tokens": 10_000, "sketch_blocks": 10_000 // 64}
+        assert cost_of(request(640, [0, 0]), worker(0, **full_cache), worker(1, **full_cache)) == [640 * 1.1] * 2
+
+    def test_the_last_worker_with_room_does_not_get_all_that_comes(self) -> None:
+        full = [worker(slot, running=5, kv_tokens=10_000, kv_protected=9_800) for slot in range(1, 4)]
+        view = request(640, [0] * 4)
+        assert rank(view, [worker(0, kv_tokens=10_000), *full]).slot == 0
+        assert rank(view, [worker(0, queued_tokens=640, kv_tokens=10_000), *full]).slot != 0
+
     def test_requests_above_the_least_loaded_count_by_the_cube(self) -> None:
         costs = cost_of(request(640, [10, 10]), worker(0, running=40), worker(1, running=8))
         assert costs == pytest.approx([2.5 * 640 * (32 / (32 + 24)) ** 3, 0])
