@@ -38,6 +38,7 @@ from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
 from router.fleet_sample import fleet_sample
 from router.http.app import HttpApp
+from router.http.guard import MAX_INCOMING_BYTES
 from router.http.openai.routes import openai_routes
 from router.http.operations import operations_routes
 from router.http.server import HttpServer
@@ -187,7 +188,7 @@ def _http_server(
         *console.routes(),
         *openai_routes(core.prompts, core.dispatcher, core.log, max_body_bytes=max_body_bytes),
     ]
-    app = HttpApp(routes, access.guard)
+    app = HttpApp(routes, access.guard, max(MAX_INCOMING_BYTES, 4 * max_body_bytes))
     return HttpServer(app, settings.host, settings.http_port, tls=access.ssl_context(), shared_port=shared_port)
 
 

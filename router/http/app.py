@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from radixfleet.errors import RadixfleetError
 from radixfleet.guard import Guard
 from router.http.errors import ErrorAnswer, ErrorBody, error_response, json_response, our_fault
-from router.http.guard import HttpGuard
+from router.http.guard import MAX_INCOMING_BYTES, HttpGuard
 from router.http.presence import ClientGone
 from router.http.request_id import name_request
 
@@ -27,8 +27,9 @@ from router.http.request_id import name_request
 class HttpApp:
     """All `routes` in one application; the first that matches a path serves it, to those whom `guard` admits."""
 
-    def __init__(self, routes: Sequence[BaseRoute], guard: Guard) -> None:
-        self._app = HttpGuard(Router(routes, redirect_slashes=False), guard)
+    def __init__(self, routes: Sequence[BaseRoute], guard: Guard, max_incoming_bytes: int = MAX_INCOMING_BYTES) -> None:
+        """`max_incoming_bytes`: of all bodies that are not whole."""
+        self._app = HttpGuard(Router(routes, redirect_slashes=False), guard, max_incoming_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""

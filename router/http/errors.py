@@ -89,6 +89,8 @@ def error_response(error: RadixfleetError) -> Response:
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
         headers["Retry-After-Ms"] = str(max(1, round(error.retry_after_s * 1000)))
+    if isinstance(error, TooSlow):  # what is left of the body is not waited for
+        headers["Connection"] = "close"
     return json_response(error_answer(error), status_of(error), headers)
 
 

@@ -13,26 +13,24 @@ to a name and not to an address (a page may have its name resolve to 127.0.0.1).
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 from collections.abc import Mapping
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixfleet.errors import PermissionDenied, RadixfleetError, Unauthenticated
 from radixfleet.guard import Door, Guard, key_of, remember
-from router.http.errors import TooSlow, error_response
+from router.http.errors import error_response
+from router.http.incoming import IncomingBody, Room
 
 CONSOLE_HEADER = "X-Radixfleet-Console"
 """Of what the console's page asks for, but for looking; with the value 1."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _HEALTH = "/health"
 _WORK = ("/v1/", "/tokenize", "/detokenize", "/console/api/explain")
-_BODY_PAUSE_S = 20.0
-_BODY_S = 300.0
-"""How long a client may be silent within a body, and take for all of it: else it holds a connection for nothing."""
+MAX_INCOMING_BYTES = 256 * 1024**2
 _MORE = "radixfleet.count_more"
 
 
@@ -46,9 +44,11 @@ def door_of(method: str, path: str) -> Door:
 class HttpGuard:
     """An ASGI application that passes on what `guard` admits."""
 
-    def __init__(self, app: ASGIApp, guard: Guard) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, max_incoming_bytes: int = MAX_INCOMING_BYTES) -> None:
+        """`max_incoming_bytes`: of all bodies that are not whole."""
         self._app = app
         self._guard = guard
+        self._room = Room(max_incoming_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -66,7 +66,9 @@ class HttpGuard:
                 return
             remember(caller)
             scope[_MORE] = lambda count: visit.enter_context(self._guard.visit_more(caller, _host(scope), count))
-            await self._app(scope, _timely(receive), send)
+            body = IncomingBody(receive, self._room)
+            visit.callback(body.close)
+            await self._app(scope, body, send)
 
 
 def count_more(scope: Scope, count: int) -> None:
@@ -119,24 +121,3 @@ def _is_address(host: str) -> bool:
 def _host(scope: Scope) -> str:
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
-
-
-def _timely(receive: Receive) -> Receive:
-    """`receive`, that raises TooSlow when the body does not come. After the body it waits for as long as it takes."""
-    is_whole = False
-    ends_at_s = asyncio.get_running_loop().time() + _BODY_S
-
-    async def receiving() -> Message:
-        nonlocal is_whole
-        if is_whole:
-            return await receive()
-        left_s = min(_BODY_PAUSE_S, ends_at_s - asyncio.get_running_loop().time())
-        try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                message = await receive()
-        except TimeoutError:
-            raise TooSlow("the body of the request did not come in time") from None
-        is_whole = message["type"] != "http.request" or not message.get("more_body", False)
-        return message
-
-    return receiving

@@ -19,7 +19,11 @@ import asyncio
 from typing import Any
 
 import httptools
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from radixfleet.errors import InvalidRequest
+from router.http.errors import error_answer
 
 HEAD_S = 15.0
 """From the connection, or from the first byte of a further request, to the end of the headers."""
@@ -68,24 +72,29 @@ class CarefulProtocol(HttpToolsProtocol):
         awaited = self._deadline
         try:
             self._read(data)
-        except httptools.HttpParserError:
-            message = "Invalid HTTP request received."
+        except httptools.HttpParserError as error:
+            message = f"this is no HTTP request: {error}"
             self.logger.warning(message)
             self.send_400_response(message)
         if awaited is None or self._deadline is not awaited or self.transport.is_closing():
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
-            self.send_400_response(f"The head of the request has more than {MAX_HEAD_BYTES} bytes.")
+            self.send_400_response(f"the head of the request has more than {MAX_HEAD_BYTES} bytes")
 
     def send_400_response(self, msg: str) -> None:
-        """Where it would come in the midst of an answer, or pass for the answer to a request before it, the end."""
+        """OpenAI's error object. Where it would come in the midst of an answer, or pass for the answer to a request
+        before it, the end.
+        """
         cycle = self.cycle
         is_next = cycle is None or cycle.response_complete or (cycle.more_body and not cycle.response_started)
-        if is_next and not self.pipeline:
-            super().send_400_response(msg)
-        else:
+        if not is_next or self.pipeline:
             self.transport.abort()
+            return
+        body = msgspec.json.encode(error_answer(InvalidRequest(msg)))
+        head = [b"HTTP/1.1 400 Bad Request", b"content-type: application/json", b"connection: close"]
+        self.transport.write(b"\r\n".join([*head, b"content-length: %d" % len(body), b"", body]))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         """A further request begins on the same connection."""

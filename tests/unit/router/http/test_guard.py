@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from radixfleet.errors import Unavailable
 from radixfleet.guard import Door, Guard, caller_name
 from radixfleet.keys import key_hash
-from router.http import guard as guard_module
+from router.http import incoming
 from router.http.errors import TooSlow
 from router.http.guard import HttpGuard, door_of
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ async def read_all(_: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_a_body_that_stops_coming_ends_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "_BODY_PAUSE_S", 0.01)
+    monkeypatch.setattr(incoming, "PAUSE_S", 0.01)
     exchange = Exchange()
     exchange.give(b"half", more=True)
     with pytest.raises(TooSlow):
@@ -89,7 +91,7 @@ async def test_a_body_that_stops_coming_ends_the_request(monkeypatch: pytest.Mon
 
 
 async def test_a_body_that_trickles_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "_BODY_S", 0.05)
+    monkeypatch.setattr(incoming, "TOTAL_S", 0.05)
     exchange = Exchange()
 
     async def trickle() -> Message:
@@ -101,11 +103,38 @@ async def test_a_body_that_trickles_ends_too(monkeypatch: pytest.MonkeyPatch) ->
             await HttpGuard(read_all, Guard())(exchange.scope, trickle, exchange.send)
 
 
+async def test_large_bodies_that_are_not_whole_are_bounded_together_and_small_ones_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twelve connections that sent 59 MiB each, and no end, took 700 MB."""
+    monkeypatch.setattr(incoming, "SMALL_BYTES", 10)
+    guard = HttpGuard(read_all, Guard(), 100)
+    first, second, third, small = (Exchange() for _ in range(4))
+    for exchange in (first, second, third):
+        exchange.give(b"x" * 60, more=True)
+    waiting = [asyncio.create_task(guard(first.scope, first.pieces.get, first.send))]
+    await until(lambda: guard._room.used_bytes == 50, "the first body is on its way")
+    waiting.append(asyncio.create_task(guard(second.scope, second.pieces.get, second.send)))
+    await until(lambda: guard._room.used_bytes == 100, "and the second")
+    with pytest.raises(Unavailable) as refused:
+        await guard(third.scope, third.pieces.get, third.send)
+    assert refused.value.retry_after_s
+    for exchange in (small, first):
+        exchange.give(b"y" * 10, more=False)
+    waiting.append(asyncio.create_task(guard(small.scope, small.pieces.get, small.send)))
+    await until(lambda: small.sent and first.sent, "both are whole")
+    assert (small.status, first.status) == (10, 70)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert guard._room.used_bytes == 0
+
+
 async def test_after_the_body_an_application_may_wait_for_its_client_as_long_as_it_likes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guard_module, "_BODY_PAUSE_S", 0.0)
-    monkeypatch.setattr(guard_module, "_BODY_S", 30.0)
+    monkeypatch.setattr(incoming, "PAUSE_S", 0.0)
+    monkeypatch.setattr(incoming, "TOTAL_S", 30.0)
     waits: list[float | None] = []
     exchange = Exchange(method="GET", path="/")
     exchange.give(b"", more=False)
@@ -116,7 +145,7 @@ async def test_after_the_body_an_application_may_wait_for_its_client_as_long_as_
         waits.append(delay)
         return real_timeout(20)
 
-    monkeypatch.setattr(guard_module.asyncio, "timeout", timeout)
+    monkeypatch.setattr(incoming.asyncio, "timeout", timeout)
     await HttpGuard(read_all, Guard())(exchange.scope, exchange.pieces.get, exchange.send)
     assert waits == [0.0]  # for the body; not for what comes after it
 

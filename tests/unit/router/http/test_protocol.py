@@ -6,14 +6,20 @@ And what clients ask for that the server does not do costs them nothing.
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import struct
 from collections.abc import AsyncIterator
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from radixfleet.guard import Guard
+from router.http import incoming
+from router.http.app import HttpApp
 from router.http.protocol import MAX_HEAD_BYTES, CarefulProtocol
 from router.http.server import HttpServer
 from tests.support.waiting import until
@@ -105,6 +111,53 @@ async def test_a_head_that_grows_without_end_ends_the_connection(
     writer.write(more[: MAX_HEAD_BYTES + 1])
     assert (await rest(reader)).startswith(b"HTTP/1.1 400")
     writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabc",
+        b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"x" * (MAX_HEAD_BYTES + 1),
+    ],
+    ids=["no request", "two lengths", "no chunk", "long head"],
+)
+async def test_what_is_no_request_gets_an_error_object(sent: bytes) -> None:
+    """It got text, which clients of OpenAI's API do not read."""
+
+    async def reading(_scope: Scope, receive: Receive, _send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    server = HttpServer(reading, "127.0.0.1", 0)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent)
+    head, _, body = (await rest(reader)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"application/json" in head
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    writer.close()
+    await server.close()
+
+
+async def test_a_body_that_stops_coming_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was kept for a minute after its 408."""
+    monkeypatch.setattr(incoming, "PAUSE_S", 0.05)
+
+    async def whole(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(await request.body())
+
+    server = HttpServer(HttpApp([Route("/v1/x", whole, methods=["POST"])], Guard()), "127.0.0.1", 0)
+    server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf")
+    assert (await rest(reader)).startswith(b"HTTP/1.1 408")
+    writer.close()
+    await server.close()
 
 
 async def test_a_long_body_is_no_head(port: int) -> None:
