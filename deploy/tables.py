@@ -47,10 +47,11 @@ def state_of(worker: WorkerEntry) -> str:
 
 
 def pools_table(workers: Sequence[WorkerEntry]) -> Table:
-    """A row a worker: its three memory pools."""
+    """A row a worker that has told them: its three memory pools."""
     table = _table("worker", "device", "weights", "KV cache", "activations", "total", "KV pool bounded by")
     for worker in sorted(workers, key=lambda entry: entry.worker_id):
-        table.add_row(worker.worker_id, *pools_row(worker.info.memory))
+        if worker.info.memory.total_bytes:
+            table.add_row(worker.worker_id, *pools_row(worker.info.memory))
     return table
 
 
@@ -90,7 +91,7 @@ def candidates_table(explanation: Explanation) -> Table:
     table = _table(
         "", "worker", "matched blocks", "matched tokens", "to compute", "queued tokens", "running", "cost", ""
     )
-    for candidate in explanation.candidates:
+    for candidate in sorted(explanation.candidates, key=lambda candidate: candidate.worker_id):
         table.add_row(
             "->" if candidate.worker_id == explanation.worker_id else "",
             candidate.worker_id,

@@ -68,8 +68,10 @@ def workers(context: click.Context, endpoint: Endpoint, *, watch: bool, as_json:
         console.print(_no_workers(endpoint))
         return
     print_whole(console, workers_table(entries))
-    console.print()
-    print_whole(console, pools_table(entries))
+    pools = pools_table(entries)
+    if pools.row_count:
+        console.print()
+        print_whole(console, pools)
     for entry in entries:
         for advice in entry.info.advice:
             console.print(f"\n{entry.worker_id}: {advice}", style="yellow", soft_wrap=True)

@@ -22,6 +22,7 @@ from smg_grpc_proto.generated import common_pb2
 from radixfleet import convert
 from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.clock import Clock
+from radixfleet.counts import counted
 from radixfleet.errors import InvalidRequest, Unavailable
 from radixfleet.sampling import sampling_params
 from radixfleet.status import until_status
@@ -230,8 +231,8 @@ class EngineSpeaker:
         max_new_tokens = wanted if wanted is not None else max(1, min(_DEFAULT_MAX_NEW_TOKENS, room))
         if max_new_tokens > room:
             raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens and max_new_tokens is {max_new_tokens}, but the context is "
-                f"{self._model.max_context_tokens} tokens",
+                f"the prompt has {counted(len(prompt), 'token')} and max_new_tokens is {max_new_tokens:,}, but the "
+                f"context is {self._model.max_context_tokens:,} tokens",
                 field="sampling.max_new_tokens",
             )
         sampling = replace(sampling, max_new_tokens=max_new_tokens)

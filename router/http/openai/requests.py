@@ -19,6 +19,8 @@ MAX_SEED = 2**64 - 1
 """More than msgspec bounds: it is checked in translation."""
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+_Limit: TypeAlias = Annotated[int, Meta(le=MAX_TOKENS, extra_json_schema={"minimum": 0})]
+"""What is too little is told in translation, which knows when 0 is not."""
 _Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)]
 _TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 
@@ -82,7 +84,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), extra_json_schema={"maximum": MAX_SEED})] | None = None
     """As over gRPC, 0 to 2^64 - 1; one below 0 is that seed modulo 2^64."""
     n: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)] | None = None
-    max_tokens: _Count | None = None
+    max_tokens: _Limit | None = None
     min_tokens: _Count | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[_TokenId] | None = None
@@ -153,7 +155,7 @@ class ChatRequest(Sampling, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: _Count | None = None
+    max_completion_tokens: _Limit | None = None
     """Takes the place of max_tokens."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -67,7 +67,7 @@ def completion_requests(request: CompletionRequest) -> list[inference_pb2.Genera
         raise InvalidRequest("best_of must not be more than n: every completion is returned", field="best_of")
     sampling = _sampling(request)
     max_tokens = _DEFAULT_COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-    if not max_tokens and not request.echo:
+    if max_tokens < (0 if request.echo else 1):
         raise InvalidRequest("max_tokens must be 1 or more; 0 goes together with echo alone", field="max_tokens")
     sampling.max_new_tokens = max(1, max_tokens)
     if request.logprobs is not None:
@@ -89,7 +89,7 @@ def chat_request(request: ChatRequest) -> inference_pb2.GenerateRequest:
     sampling = _sampling(request)
     max_tokens = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
     if max_tokens is not None:
-        if not max_tokens:
+        if max_tokens < 1:
             name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
             raise InvalidRequest(f"{name} must be 1 or more", field=name)
         sampling.max_new_tokens = max_tokens

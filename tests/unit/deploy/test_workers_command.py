@@ -39,6 +39,10 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
     async def ListWorkers(self, request, context):
         return fleet_pb2.ListWorkersResponse(workers=self.listed)
 
+    async def Explain(self, request, context):
+        candidates = [fleet_pb2.Candidate(worker_id=name, eligible=True) for name in ("w2", "w0", "w1")]
+        return fleet_pb2.ExplainResponse(worker_id="w1", candidates=candidates)
+
     async def WatchFleet(self, request, context):
         yield fleet_pb2.FleetUpdate(snapshot=True, workers=self.listed)
         for update in self.updates:
@@ -88,6 +92,22 @@ def fleet() -> Iterator[tuple[FakeFleet, str]]:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+def test_workers_that_told_no_memory_are_not_in_its_table(radixfleet, fleet):
+    """Engines with OpenAI's API and addresses that never answered had rows of 0 B, the latter without a name."""
+    fake, address = fleet
+    assert "weights" not in radixfleet("workers", "--endpoint", address)[1]
+    fake.listed[0].info.memory.total_bytes = 2**30
+    fake.listed.append(fleet_pb2.WorkerEntry(address="h:9"))
+    _, out, _ = radixfleet("workers", "--endpoint", address)
+    assert [line.split()[0] for line in out.partition("weights")[2].splitlines()[1:]] == ["w1"]
+
+
+def test_candidates_are_in_the_order_of_their_names(radixfleet, fleet):
+    _, address = fleet
+    _, out, _ = radixfleet("explain", "hi", "--endpoint", address)
+    assert [line.split()[0] for line in out.splitlines()[-3:]] == ["w0", "->", "w2"]
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_in_a_large_body_nobody_looks_for_it() -> None:
         (b'"temperature": "1"', "temperature"),
         (b'"max_tokens": true', "max_tokens"),
         (b'"max_tokens": 1.5', "max_tokens"),
-        (b'"max_tokens": -1', "max_tokens"),
+        (b'"max_tokens": 99999999999', "max_tokens"),
         (b'"n": 9223372036854775807', "n"),
         (b'"n": 99999999999999999999999999', "n"),
         (b'"n": 0', "n"),

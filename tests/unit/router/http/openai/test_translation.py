@@ -141,6 +141,7 @@ def test_prompts_of_every_form() -> None:
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"logit_bias": {"4294967296": 1}}, "logit_bias"),
     ],
 )
@@ -174,6 +175,7 @@ def test_echo_asks_for_the_prompts_probabilities_too() -> None:
     ("fields", "field"),
     [
         ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"top_logprobs": 3}, "top_logprobs"),
         (
