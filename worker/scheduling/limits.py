@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
 from worker.core.messages import Ready
 from worker.core.step import rows_for
 from worker.memory.advisor import MORE_KV, Bound
@@ -78,9 +79,8 @@ class Limits:
         if max_new_tokens < 1:
             return f"max_new_tokens is {max_new_tokens}; it must be at least 1"
         total = prompt_tokens + max_new_tokens
-        wanted = (
-            f"the prompt has {prompt_tokens} {'token' if prompt_tokens == 1 else 'tokens'} and max_new_tokens is {max_new_tokens}, {total} together"
-        )
+        tokens = "1 token" if prompt_tokens == 1 else f"{prompt_tokens} tokens"
+        wanted = f"the prompt has {tokens} and max_new_tokens is {max_new_tokens}, {total} together"
         if total > self.max_context_tokens and self.max_context_tokens < self.kv_tokens:
             return (
                 f"{wanted}, but the context is {self.max_context_tokens} tokens; shorten the prompt, lower "

@@ -115,3 +115,7 @@ def test_a_refusal_names_the_setting_that_bounds_the_pool(bound: Bound, setting:
     refusal = limits.refusal(1_000, 1_000) or ""
     named = {name for name in ("--mem-fraction-static", "--max-total-tokens") if name in refusal}
     assert named == {setting}
+
+
+def test_one_token_is_a_token() -> None:
+    assert "the prompt has 1 token and" in (LIMITS.refusal(1, 100_000) or "")
