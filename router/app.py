@@ -184,7 +184,7 @@ def _http_server(
     max_body_bytes = settings.max_message_bytes
     console = Console(core.registry, core.prompts, core.chooser, feeder, max_body_bytes=max_body_bytes)
     routes = [
-        *operations_routes(core.registry, metrics.registry),
+        *operations_routes(core.registry, metrics.registry, core.gathering if shared_port else None),
         *console.routes(),
         *openai_routes(core.prompts, core.dispatcher, core.log, max_body_bytes=max_body_bytes),
     ]

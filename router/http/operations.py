@@ -12,7 +12,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from router.http.errors import json_response
+from router.workers.gathering import Gathering
 from router.workers.registry import WorkerRegistry
+
+_KNOWN_S = 3.0
+"""Probes wait for less than that, or not for much more."""
 
 
 class HealthAnswer(msgspec.Struct):
@@ -24,10 +28,14 @@ class HealthAnswer(msgspec.Struct):
     """That get requests."""
 
 
-def operations_routes(registry: WorkerRegistry, metrics: CollectorRegistry) -> Sequence[BaseRoute]:
-    """/health and /metrics."""
+def operations_routes(
+    registry: WorkerRegistry, metrics: CollectorRegistry, gathering: Gathering | None
+) -> Sequence[BaseRoute]:
+    """/health and /metrics. `gathering`: whose end health waits for; None: it tells at once."""
 
     async def health(_: Request) -> Response:
+        if gathering is not None:
+            await gathering.until_known(_KNOWN_S)
         serving = sum(not worker.ineligible_reason for worker in registry.workers)
         return json_response(HealthAnswer("serving" if serving else "unavailable", serving), 200 if serving else 503)
 

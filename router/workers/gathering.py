@@ -7,7 +7,8 @@ waits here, and what nobody serves is refused at once. So it is where all worker
 are: one that loads its model is not waited for, for that may take minutes, in which a client had better go elsewhere or
 come again when it is told to (`chooser.RETRY_LOADING_S`).
 
-Health says meanwhile what is true: that nobody serves.
+Health says meanwhile what is true: that nobody serves. A process beside others on the same ports lets the question for
+it over HTTP wait, too: the others serve, and who asks cannot tell them apart.
 """
 
 from __future__ import annotations
@@ -97,6 +98,13 @@ class Gathering:
             self._metrics.queue_s.observe(self._clock.now() - began_s)
         if self._is_closed:
             raise Unavailable("the router stops: nothing has begun, ask another one", retry_after_s=_RETRY_AFTER_S)
+
+    async def until_known(self, at_most_s: float) -> None:
+        """The same for a question that is no request: neither counted nor refused, and at most so long."""
+        if self.awaits(""):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(at_most_s):
+                    await self._served.setdefault("", asyncio.Event()).wait()
 
     def close(self) -> None:
         """The router stops: nobody waits any longer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -12,10 +13,11 @@ from radixfleet.channel import open_channel
 from radixfleet.errors import Unavailable, UnknownModel
 from radixfleet.types import WorkerStatus
 from radixfleet.v1 import fleet_pb2
-from router.app import drain
+from router.app import drain, running_router
+from router.siblings import Place
 from tests.support.http_client import get, post
 from tests.support.look_aside import both_forms, ids_request, outcome
-from tests.support.router_fixture import Fleet, fake_worker, running_fleet
+from tests.support.router_fixture import Fleet, fake_worker, running_fleet, settings
 from tests.support.waiting import until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -102,6 +104,26 @@ async def test_so_do_requests_over_http_and_health_says_what_is_true() -> None:
         assert (await get(fleet.router.http_port, "/health")).status == 200
         watch.cancel()
         await worker.kill()
+
+
+@pytest.mark.usefixtures("_long")
+async def test_health_waits_too_in_a_process_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that took the place of another said 503 until it knew the workers, which its sibling served with."""
+    monkeypatch.setattr("router.http.operations._KNOWN_S", 120.0)
+    worker = fake_worker("w0")
+    async with running_router(settings(http_port=0), place=Place(tmp_path, 0)) as router:
+        asking = asyncio.create_task(get(router.http_port, "/health"))
+        await until(lambda: "" in router.gathering._served, "the question waits")
+        await worker.start()
+        router.registry.add(worker.address)
+        assert (await asking).status == 200
+        await worker.kill()
+
+
+async def test_but_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.http.operations._KNOWN_S", 0.01)
+    async with running_router(settings(http_port=0), place=Place(tmp_path, 0)) as router:
+        assert (await get(router.http_port, "/health")).status == 503
 
 
 @pytest.mark.usefixtures("_long")
