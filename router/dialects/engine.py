@@ -231,8 +231,8 @@ class EngineSpeaker:
         max_new_tokens = wanted if wanted is not None else max(1, min(_DEFAULT_MAX_NEW_TOKENS, room))
         if max_new_tokens > room:
             raise InvalidRequest(
-                f"the prompt has {counted(len(prompt), 'token')} and max_new_tokens is {max_new_tokens:,}, but the "
-                f"context is {self._model.max_context_tokens:,} tokens",
+                f"the prompt has {counted(len(prompt), 'token')} and max_new_tokens is {max_new_tokens}, but the "
+                f"context is {self._model.max_context_tokens} tokens",
                 field="sampling.max_new_tokens",
             )
         sampling = replace(sampling, max_new_tokens=max_new_tokens)
