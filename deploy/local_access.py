@@ -6,7 +6,7 @@ Children find the token in a file that only their user can read, and not on thei
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,12 +38,12 @@ class LocalAccess:
     """What `up` passes on."""
 
     options: Mapping[str, Any]
-    """Of router and workers alike, by field name; the token as @FILE."""
+    """Of the router, by field name, with what its workers have to dial it; the token as @FILE."""
     endpoint: Callable[[str], Endpoint]
     """Makes of the router's address what is dialled."""
     token_file: Path | None
     """Where the admin token lies; None: there is none."""
-    secrets: Mapping[Path, str]
+    secrets: Mapping[Path, str] = field(repr=False)
     """Files that were written here: the token, where the operator has it in none."""
 
     def flags(self, address: str) -> str:
@@ -59,8 +59,10 @@ class LocalAccess:
     @classmethod
     def from_settings(cls, settings: RouterSettings | WorkerSettings, run_dir: Path) -> Self:
         """Writes the admin token into `run_dir` where it is needed and in no file yet. Raises UnusableFile."""
-        if settings.tls_cert is not None and settings.tls_ca is None:
-            raise UnusableFile("--tls-cert needs --tls-ca here, because the router and its workers dial each other")
+        if (settings.tls_cert is None) != (settings.tls_ca is None):
+            raise UnusableFile(
+                "--tls-cert and --tls-ca go together here, because the router and its workers dial each other"
+            )
         token = settings.admin_token.get_secret_value() if settings.admin_token else None
         if token is None and settings.api_keys:
             token = new_key()

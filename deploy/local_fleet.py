@@ -41,9 +41,12 @@ _STOP_MARGIN_S = 15.0
 """Beyond its drain: an engine has 10 s to end, a server 5 s to flush."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LocalSpec:
-    """What to run. The options are those of `radixfleet router` and `radixfleet worker`, by field name."""
+    """What to run. The options are those of `radixfleet router` and `radixfleet worker`, by field name.
+
+    It has no repr: tokens may stand in it.
+    """
 
     num_workers: int
     router_options: Mapping[str, Any]

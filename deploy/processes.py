@@ -11,9 +11,10 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class ChildSpec:
     name: str
     arguments: Sequence[str]
     environment: Mapping[str, str]
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] | None = field(default=None, repr=False)
     """For its `--config`: a file that only its user can read, since what is secret must not stand on a command line."""
 
 
@@ -59,7 +60,7 @@ class Child:
         arguments = spec.arguments
         if spec.settings is not None:
             settings_path = run_dir / f"{file_stem(spec.name)}.yaml"
-            write_secret(settings_path, yaml.safe_dump(dict(spec.settings)))
+            await asyncio.to_thread(write_secret, settings_path, yaml.safe_dump(dict(spec.settings)))
             arguments = (*arguments, "--config", str(settings_path))
         address_path = run_dir / f"{file_stem(spec.name)}.address"
         _http_path(address_path).unlink(missing_ok=True)
@@ -131,11 +132,19 @@ def file_stem(name: str) -> str:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A new file, in the place of what was there, that only its user can read; with its folder. Raises OSError."""
+    """A new file, in the place of what was there, that only its user can read; with its folder. Raises OSError.
+
+    However many write it at once, whoever reads finds one of them whole.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(new, path)
+    except OSError:
+        os.unlink(new)
+        raise
 
 
 def _tail(log_path: Path) -> list[str]:

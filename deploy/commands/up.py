@@ -177,11 +177,11 @@ def _usable(run_dir: Path | None) -> Path:
 def _up_file(file: Path, run_dir: Path | None, console: Console) -> int:
     """Run the fleet of a file."""
     file_spec = read_spec(file)
-    run_dir = _usable(run_dir)
     router = check(RouterSettings, file_spec.router_settings(0), "routers")
     ports = {f"routers.settings.{name}": getattr(router, name) for name in RouterSettings.model_fields if is_port(name)}
     if fault := _taken_port(router.host, ports):
         raise click.UsageError(fault)
+    run_dir = _usable(run_dir)
     spec, access = on_one_machine(file_spec, run_dir)
     with Progress(console) as progress, kept(run_dir):
         for model in file_spec.models:

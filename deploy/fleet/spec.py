@@ -33,8 +33,9 @@ _PORT_STEP = 10
 _LAST_PORT = 65_535
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 _FLEET_DECIDES = frozenset({"worker_id", "routers", "address_file", "advertise_address", "served_model_name"})
-_DOORS = {"admin_token": "admin_token", "tls_cert": "tls_ca", "tls_client_ca": "tls_cert"}
-"""What one has who is dialled, and what the other needs who dials it: routers and workers dial each other."""
+_NEEDED = {"admin_token": "admin_token", "tls_cert": "tls_ca", "tls_ca": "tls_cert", "tls_client_ca": "tls_cert"}
+"""By what one side has: what the other side needs then."""
+_BOTH_DIAL = "routers and workers dial each other"
 MAX_WORKERS = 10_000
 
 
@@ -222,7 +223,8 @@ def check_for_ray(spec: FleetSpec, origin: str) -> None:
 
 
 def _settings_faults(spec: FleetSpec, origin: str) -> list[str]:
-    faults = _group_faults(RouterSettings, spec.routers.settings, {}, f"routers.settings of {origin}")
+    routers = f"routers.settings of {origin}"
+    faults = _group_faults(RouterSettings, spec.routers.settings, {}, routers)
     for name, model in spec.models.items():
         where = f"models.{name}.settings of {origin}"
         if not _MODEL_NAME.fullmatch(name) or name == ROUTER_GROUP:
@@ -230,17 +232,20 @@ def _settings_faults(spec: FleetSpec, origin: str) -> list[str]:
                 f"models.{name} in {origin}: name a model by letters, digits and ._/-, and not {ROUTER_GROUP!r}"
             )
         faults += _group_faults(WorkerSettings, model.settings, {"served_model_name": name}, where)
-        faults += _closed_doors(spec.routers.settings, model.settings, f"routers.settings of {origin}", where)
-        faults += _closed_doors(model.settings, spec.routers.settings, where, f"routers.settings of {origin}")
+        faults += _missing(spec.routers.settings, model.settings, routers, where)
+        faults += _missing(model.settings, spec.routers.settings, where, routers)
+        tokens = {str(settings.get("admin_token") or "@") for settings in (spec.routers.settings, model.settings)}
+        if len(tokens) > 1 and not any(token.startswith("@") for token in tokens):
+            faults.append(f"admin_token in {where} is not that of {routers}: {_BOTH_DIAL}")
     return faults
 
 
-def _closed_doors(dialled: Mapping[str, Any], dials: Mapping[str, Any], here: str, there: str) -> list[str]:
+def _missing(one: Mapping[str, Any], other: Mapping[str, Any], here: str, there: str) -> list[str]:
     """Left alone, both would serve, know nothing of each other, and say so in their logs alone."""
     return [
-        f"{needed} is missing in {there}: {here} has {door}, and routers and workers dial each other"
-        for door, needed in _DOORS.items()
-        if dialled.get(door) and not dials.get(needed)
+        f"{needed} is missing in {there}: {here} has {name}, and {_BOTH_DIAL}"
+        for name, needed in _NEEDED.items()
+        if one.get(name) and not other.get(needed)
     ]
 
 

@@ -54,13 +54,17 @@ def test_one_port_given_twice_is_refused_by_the_names_of_its_own_options(option:
 
 
 @pytest.mark.parametrize("name", ["port", "metrics_port", "http_port"])
-def test_a_port_of_a_fleet_file_that_others_have_is_named_before_anything_starts(name: str) -> None:
+def test_a_port_of_a_fleet_file_that_others_have_is_named_before_anything_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         write_fleet(str({"port": 0, "metrics_port": 0, "http_port": 0, name: port}))
         result = CliRunner().invoke(up, ["--fleet", "fleet.yaml"])
     assert result.exit_code == 2
     assert f"routers.settings.{name} {port} (Address already in use)" in " ".join(result.output.split())
+    assert list(tmp_path.iterdir()) == [tmp_path / "fleet.yaml"], "no folder for a fleet that does not run"
 
 
 @pytest.mark.parametrize("option", PORTS)

@@ -71,6 +71,9 @@ def test_a_fault_is_named_with_its_place_and_what_to_do(text, said):
         ("", "tls_cert: /a, tls_key: /a", "tls_ca is missing in routers.settings"),
         ("tls_cert: /a, tls_key: /a, tls_client_ca: /c", "tls_ca: /c", "tls_cert is missing in models.m.settings"),
         ("tls_ca: /c", "tls_cert: /a, tls_key: /a, tls_client_ca: /c", "tls_cert is missing in routers.settings"),
+        ("tls_ca: /c", "tls_cert: /a, tls_key: /a, tls_ca: /c", "tls_cert is missing in routers.settings"),
+        ("tls_cert: /a, tls_key: /a, tls_ca: /c", "tls_ca: /c", "tls_cert is missing in models.m.settings"),
+        ("admin_token: of-one-0123456", "admin_token: of-two-0123456", "is not that of routers.settings"),
     ],
 )
 def test_routers_and_workers_that_could_not_reach_each_other_are_refused(routers, model, missing):
@@ -84,6 +87,9 @@ def test_routers_and_workers_that_could_not_reach_each_other_are_refused(routers
     ("routers", "model"),
     [
         ("admin_token: '@/token', api_keys: [/keys]", "admin_token: '@/token'"),
+        ("admin_token: of-both-0123456", "admin_token: of-both-0123456"),
+        ("admin_token: of-both-0123456", "admin_token: '@/token'"),
+        ("admin_token: '@/here'", "admin_token: '@/there'"),
         ("tls_cert: /a, tls_key: /a", "tls_ca: /c"),
         ("tls_ca: system", "tls_cert: /a, tls_key: /a"),
     ],
