@@ -4,22 +4,27 @@ Pure: the clock is passed in, and nothing waits. A client is known by its key's 
 keys. What is kept of a client is forgotten once its bucket is full again and nothing of it is open.
 
 The bucket holds `burst` requests and gains `rate_per_s` of them each second; a request takes one, or is refused with
-the time after which there will be one. A request that comes to several is let in as one, and leaves the bucket in debt.
+the time after which there will be one. A request that comes to several is let in as one, and leaves the bucket in debt:
+of what `_MOST_DEBT_S` brings at most, or else a slip would shut its client out for hours.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from radixfleet.clock import Clock
+from radixfleet.counts import counted
 from radixfleet.errors import InvalidRequest, Overloaded
 
 _OPEN_RETRY_S = 1.0
 """When a stream of the client will end is not known."""
 _SWEEP_EVERY = 1024
 """Requests between two searches for clients to forget."""
+_MOST_DEBT_S = 60.0
+"""One request comes to no more than the rate allows in so long."""
 
 
 @dataclass(slots=True)
@@ -94,21 +99,25 @@ class ClientLimits:
 
     @contextmanager
     def visit_more(self, client: str, count: int) -> Iterator[None]:
-        """So many more requests, which came in one that is visiting. Raises Overloaded, which counts nothing.
+        """So many more requests, which came in one that is visiting.
 
-        Raises InvalidRequest where so many at once never may be.
+        Raises Overloaded, after which the one alone has counted, and InvalidRequest where so many at once never may be.
         """
-        state = self._clients.get(client)
-        if state is None:
+        if self._rate_per_s is None and self._max_open is None:
             yield
             return
+        state, total = self._clients[client], count + 1
         if self._max_open is not None:
-            if count >= self._max_open:
+            if total > self._max_open:
                 raise InvalidRequest(
-                    f"this counts as {count + 1} requests, and at most {self._max_open} of a client may run at once"
+                    f"this counts as {total} requests, and at most {self._max_open} of a client may run at once"
                 )
             if state.num_open + count > self._max_open:
-                raise self._too_many(state)
+                raise self._too_many(state.num_open - 1, f", this one counts as {total}")
+        if self._rate_per_s is not None and total > (most := max(1, int(_MOST_DEBT_S * self._rate_per_s))):
+            raise InvalidRequest(
+                f"this counts as {total} requests, and at {self._rate_per_s:g} requests a second one may come to {most}"
+            )
         if state.bucket is not None:
             state.bucket.take(self._clock.now(), count)
         state.num_open += count
@@ -124,12 +133,12 @@ class ClientLimits:
         if state is None:
             state = self._clients[client] = _Client(self._new_bucket(now_s))
         if self._max_open is not None and state.num_open >= self._max_open:
-            raise self._too_many(state)
+            raise self._too_many(state.num_open)
         if state.bucket is not None:
             wait_s = state.bucket.wait_s(now_s)
             if wait_s > 0:
                 raise Overloaded(
-                    f"this client may send {self._rate_per_s:g} requests a second: try again in {wait_s:.3g} s",
+                    f"this client may send {self._rate_per_s:g} requests a second: try again in {math.ceil(wait_s)} s",
                     retry_after_s=wait_s,
                     limit="requests_per_s",
                     max=f"{self._rate_per_s:g}",
@@ -138,9 +147,10 @@ class ClientLimits:
         state.num_open += 1
         return state
 
-    def _too_many(self, state: _Client) -> Overloaded:
+    def _too_many(self, running: int, more: str = "") -> Overloaded:
         return Overloaded(
-            f"{state.num_open} requests of this client are running, and at most {self._max_open} may at once",
+            f"{counted(running, 'request')} of this client {'is' if running == 1 else 'are'} running{more}, "
+            f"and at most {self._max_open} may run at once",
             retry_after_s=_OPEN_RETRY_S,
             limit="open_requests",
             max=str(self._max_open),

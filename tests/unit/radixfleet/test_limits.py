@@ -79,12 +79,40 @@ def test_all_that_a_request_comes_to_is_open_until_it_ends() -> None:
         with limits.visit_more("a", 3):
             assert visits(limits, "a", 1) == 0
         assert visits(limits, "a", 1) == 1
-        with limits.visit("a"), pytest.raises(Overloaded), limits.visit_more("a", 3):
+        with limits.visit("a"), pytest.raises(Overloaded) as caught, limits.visit_more("a", 3):
             pass
+        said = "1 request of this client is running, this one counts as 4, and at most 4 may run at once"
+        assert str(caught.value) == said
         with pytest.raises(InvalidRequest, match="counts as 5 requests, and at most 4"), limits.visit_more("a", 4):
             pass
         assert visits(limits, "a", 9) == 9
     assert visits(limits, "a", 9) == 9
+
+
+def test_a_request_comes_to_a_minutes_worth_at_most() -> None:
+    """A hundred thousand prompts in one, and nothing of the client was let in for a day."""
+    clock = ManualClock()
+    limits = ClientLimits(clock, max_requests_per_s=0.5)
+    with limits.visit("a"):
+        with (
+            pytest.raises(
+                InvalidRequest, match=r"counts as 31 requests, and at 0\.5 requests a second one may come to 30"
+            ),
+            limits.visit_more("a", 30),
+        ):
+            pass
+        with limits.visit_more("a", 29):
+            pass
+    with pytest.raises(Overloaded, match="try again in 60 s"), limits.visit("a"):
+        pass
+    clock.advance(60.0)
+    assert visits(limits, "a", 2) == 1
+
+
+def test_what_counts_more_must_be_visiting() -> None:
+    limits = ClientLimits(ManualClock(), max_open_requests=4)
+    with pytest.raises(KeyError), limits.visit_more("a", 1):
+        pass
 
 
 def test_idle_clients_are_forgotten() -> None:
@@ -103,4 +131,6 @@ def test_idle_clients_are_forgotten() -> None:
 def test_without_limits_nothing_is_remembered() -> None:
     limits = ClientLimits(ManualClock())
     assert visits(limits, "a", 10) == 10
+    with limits.visit("a"), limits.visit_more("a", 10**6):
+        pass
     assert len(limits) == 0
