@@ -20,6 +20,12 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def load_of_others() -> float | None:
+    """How many processes of the last minute wanted a core at once, where there are fewer cores; else None."""
+    load = psutil.getloadavg()[0]
+    return load if load > num_cores() else None
+
+
 def gpu_names() -> list[str]:
     """NVIDIA GPUs that this process may use, named as CUDA_VISIBLE_DEVICES names them: by number, UUID or MIG slice.
 

@@ -127,3 +127,8 @@ CATALOG: Mapping[str, Entry] = {
         has_rate=False,
     ),
 }
+
+
+def number_told(made: int, asked: int) -> str:
+    """How many requests were made of those asked for, for people."""
+    return str(made) if made == asked else f"{made} (asked for: {asked}; groups are whole)"

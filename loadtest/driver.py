@@ -38,6 +38,8 @@ class Driven:
     """99th percentile of how late requests were sent. Much of it: this machine was too slow for the rate."""
     busy_share: float
     """CPU time of this process over the time of the run. Near 1: latencies are as much its own as the fleet's."""
+    num_cut: int = 0
+    """Requests of a run that was stopped that had been sent and had not ended: no outcome is theirs."""
 
 
 def unfit(arrivals: Sequence[Arrival], max_context_tokens: int) -> int:
@@ -63,6 +65,12 @@ class Driver:
         self._gap_tokens: list[int] = []
         self._late: list[float] = []
         self._sent = self._ended = self._failed = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def stop(self) -> None:
+        """Send nothing more and cancel what runs: `drive` gives what has ended so far."""
+        for task in self._tasks:
+            task.cancel()
 
     async def drive(self, policy: str, arrivals: Sequence[Arrival]) -> Driven:
         """Send everything and wait for every end. `policy` names the run. Cancelling it cancels all requests."""
@@ -73,21 +81,27 @@ class Driver:
         ]
         began_s, began_cpu_s = time.monotonic(), time.process_time()
         async with asyncio.TaskGroup() as group:
-            for arrival, outcome in zip(arrivals, outcomes, strict=True):
-                await asyncio.sleep(max(0.0, began_s + arrival.at_s - time.monotonic()))
-                group.create_task(self._send(arrival, outcome, began_s))
+            self._tasks.append(group.create_task(self._send_all(group, arrivals, outcomes, began_s)))
         duration_s = time.monotonic() - began_s
         result = RunResult(
             policy=policy,
             num_workers=len(self._places),
             duration_s=duration_s,
-            outcomes=outcomes,
+            outcomes=[outcome for outcome in outcomes if outcome.ended_s is not None],
             gaps_s=np.array(self._gaps, dtype=np.float64),
             gap_tokens=np.array(self._gap_tokens, dtype=np.int64),
             busy_s=(),
         )
         late_s = float(np.percentile(self._late, 99)) if self._late else 0.0
-        return Driven(result, late_s, (time.process_time() - began_cpu_s) / duration_s)
+        busy_share = (time.process_time() - began_cpu_s) / duration_s
+        return Driven(result, late_s, busy_share, self._sent - self._ended)
+
+    async def _send_all(
+        self, group: asyncio.TaskGroup, arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], began_s: float
+    ) -> None:
+        for arrival, outcome in zip(arrivals, outcomes, strict=True):
+            await asyncio.sleep(max(0.0, began_s + arrival.at_s - time.monotonic()))
+            self._tasks.append(group.create_task(self._send(arrival, outcome, began_s)))
 
     async def _send(self, arrival: Arrival, outcome: Outcome, began_s: float) -> None:
         self._late.append(max(0.0, time.monotonic() - began_s - arrival.at_s))
@@ -97,10 +111,9 @@ class Driver:
         except CallFailed as error:
             outcome.error = str(error)
             self._failed += 1
-        finally:
-            outcome.ended_s = time.monotonic() - began_s
-            self._ended += 1
-            self._on_progress(Progress(self._sent, self._ended, self._failed))
+        outcome.ended_s = time.monotonic() - began_s
+        self._ended += 1
+        self._on_progress(Progress(self._sent, self._ended, self._failed))
 
     async def _follow(self, arrival: Arrival, outcome: Outcome, began_s: float) -> None:
         last_s = 0.0

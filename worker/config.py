@@ -82,7 +82,8 @@ class WorkerSettings(ProcessSettings):
     isolate_clients: IsolateClients = False
 
     runner: RunnerKind = Field(
-        "torch", description="torch runs the model; sim imitates a GPU's times, and makes up the tokens."
+        "torch",
+        description="torch runs the model; sim imitates a GPU's times, makes up the tokens, and refuses grammars.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N; auto takes a GPU if any.")
     dtype: DType = Field(

@@ -13,7 +13,7 @@ from deploy.bench.fleet import Demand, Target
 from deploy.consoles import new_console
 from deploy.lab.tables import ratios_table, results_tables
 from deploy.tables import print_facts, print_whole
-from loadtest.catalog import CATALOG
+from loadtest.catalog import CATALOG, number_told
 from loadtest.driver import Driven
 from loadtest.report import html_report
 from loadtest.statistics import Summary
@@ -44,12 +44,18 @@ class Run:
     tells_cached: bool = True
     """Otherwise hit rates are not known."""
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped before all requests had ended."""
+        return len(self.driven.result.outcomes) < len(self.arrivals)
+
 
 def facts(demand: Demand, run: Run) -> dict[str, str]:
     """What was asked, and of what."""
     entry, arrivals = CATALOG.get(demand.workload), run.arrivals
     prompts = sum(arrival.prompt_tokens for arrival in arrivals) / len(arrivals)
     answers = sum(arrival.max_new_tokens for arrival in arrivals) / len(arrivals)
+    told = number_told(len(arrivals), demand.requests) if entry else str(len(arrivals))
     scaled = f", lengths x {demand.lengths:g}" if demand.lengths != 1 else ""
     asked, sent = asked_and_sent_rate(demand, run)
     rate = f"sent at {number(sent)} a second" if sent is not None else "sent all at once"
@@ -57,7 +63,7 @@ def facts(demand: Demand, run: Run) -> dict[str, str]:
         rate += f" (asked for: {number(asked)}, at random moments)"
     return {
         "workload": (f"{demand.workload}: {entry.text}" if entry else demand.workload) + scaled,
-        "requests": f"{len(arrivals)}, {rate}; seed {demand.seed}",
+        "requests": f"{told}, {rate}; seed {demand.seed}",
         "tokens": f"prompts {prompts:,.0f}, answers {answers:,.0f} on average",
         "ceiling": f"{ceiling(arrivals):.3f} of the prompt tokens came before",
         "fleet": f"{len(run.target.workers)} workers, {run.target.kv_tokens:,} tokens of KV",
@@ -75,6 +81,11 @@ def warnings(runs: Sequence[Run]) -> list[str]:
     found = []
     for run in runs:
         name, driven = run.target.policy, run.driven
+        if run.is_stopped:
+            found.append(
+                f"{name}: stopped after {driven.result.duration_s:,.0f} s; {len(driven.result.outcomes)} of "
+                f"{len(run.arrivals)} requests had ended and are counted, and {driven.num_cut} that ran are not"
+            )
         if driven.busy_share > _BUSY:
             found.append(
                 f"{name}: this process was busy {driven.busy_share:.0%} of the time; latencies are partly its own"

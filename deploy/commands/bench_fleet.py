@@ -19,7 +19,7 @@ from deploy.bench.fleet_results import RouterCost, Run, as_object, show, warning
 from deploy.bench.http_fleet import HttpFleet, http_caller, survey_http
 from deploy.consoles import new_console
 from deploy.endpoints import endpoint_option
-from deploy.interruptible import run_interruptible
+from deploy.interruptible import ctrl_c_calls, run_interruptible
 from deploy.lab.experiment import ExperimentError, policy_names
 from deploy.numbers import Number
 from deploy.options import id_tokens_option, json_option, objective_options, report_option
@@ -135,6 +135,7 @@ def fleet(
 
     Each request is sent at its own time, whatever became of the others, and its times count from then: a fleet that is
     too slow shows it. Prompts are token ids made from a seed, the same for every model; answers go on to their length.
+    Ctrl-C ends the load and shows what came of it until then (exit code 130).
 
     \b
     radixfleet bench fleet --lengths 0.1 --rate 2
@@ -151,7 +152,7 @@ def fleet(
     demand, asked = _part(Demand, given), _part(_Asked, given)
     _refuse_idle_options(asked, demand)
     try:
-        runs = [run_interruptible(work) for work in _works(asked, endpoint, demand)]
+        runs, is_stopped = _until_stopped(_works(asked, endpoint, demand))
     except (UnfitWorkload, TraceError) as error:
         raise click.UsageError(str(error)) from error
     except CallFailed as error:
@@ -165,7 +166,23 @@ def fleet(
         show(demand, runs, summaries)
     if report is not None:  # last: figures are not lost with a page that cannot be written
         write_report(report, demand, runs, summaries)
+    if is_stopped:
+        raise click.Abort
     require_answers(summaries, [line for line in warnings(runs) if as_json])
+
+
+def _until_stopped(works: Iterator[Coroutine[Any, Any, Run]]) -> tuple[list[Run], bool]:
+    """The runs until Ctrl-C, and whether it came. Raises Abort where no request of any had ended."""
+    runs: list[Run] = []
+    for work in works:
+        run = run_interruptible(work)
+        if run.driven.result.outcomes:
+            runs.append(run)
+        if run.is_stopped:
+            if not runs:
+                raise click.Abort
+            return runs, True
+    return runs, False
 
 
 def _part(kind: type[Part], given: dict[str, Any]) -> Part:
@@ -250,10 +267,12 @@ async def _over_http(fleet: HttpFleet, place: int, demand: Demand, asked: _Asked
 
 
 async def _driven(caller: Caller, name: str, workers: Sequence[str], arrivals: Sequence[Arrival]) -> Driven:
-    """Send everything and wait for every end."""
+    """Send everything and wait for every end, or for Ctrl-C, which ends what runs."""
     click.echo(f"{name}: {counted(len(arrivals), 'request')} over {arrivals[-1].at_s:,.0f} s", err=True)
     with _progress(name, len(arrivals)) as on_progress:
-        return await Driver(caller, workers, on_progress=on_progress).drive(name, arrivals)
+        driver = Driver(caller, workers, on_progress=on_progress)
+        with ctrl_c_calls(driver.stop):
+            return await driver.drive(name, arrivals)
 
 
 async def _simulated(policy: str, num_workers: int, kv_tokens: int, demand: Demand) -> Run:

@@ -16,6 +16,7 @@ from deploy.consoles import new_console
 from deploy.demo_script import PERSONAS, Persona
 from deploy.interruptible import run_interruptible
 from deploy.local_fleet import LocalFleet, LocalSpec
+from deploy.machine import load_of_others, num_cores
 from deploy.progress import Progress
 from deploy.prompts import write_text
 from deploy.tables import completions_table, pools_table, print_whole
@@ -45,6 +46,8 @@ def demo(num_workers: int, model: str, max_new_tokens: int) -> int:
 
 async def _demo(num_workers: int, model: str, max_new_tokens: int) -> int:
     console = new_console()
+    if load := load_of_others():
+        console.print(f"this machine is busy (load {load:.0f} on {num_cores()} cores): all of it takes longer")
     run_dir = Path(tempfile.mkdtemp(prefix="radixfleet-demo-"))
     with Progress(console) as progress:
         path = await asyncio.to_thread(resolve_model, model, lambda text: progress(f"model: {text}"))

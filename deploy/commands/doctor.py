@@ -102,11 +102,12 @@ def _inspect(model: str | None, device: str, device_memory: str | None, *, as_js
         raise click.BadParameter(str(error), param_hint="--device-memory") from None
     path = resolve_model(model, lambda text: click.echo(text, err=True)) if model is not None else None
     with Progress(new_console(stderr=True)) as tell:
-        tell("looking at this machine")
         # Here, because torch takes seconds to import and a plan needs none.
+        tell("loading torch")
         from deploy.doctor.inspection import as_objects, inspect
         from worker.runner.devices import DeviceError
 
+        tell("trying device and kernels (which are compiled once)")
         try:
             findings = inspect(path, device, memory)
         except DeviceError as error:

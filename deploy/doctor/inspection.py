@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import torch
 
-from deploy.machine import num_cores
+from deploy.machine import load_of_others, num_cores
 from radixfleet.settings import format_bytes
 from worker.memory.plan import chunked_prefill_size_for
 from worker.model.configuration import ModelConfig, load_config
@@ -107,12 +107,12 @@ def _gpus() -> list[Finding]:
 
 
 def _threads() -> Finding:
-    load = psutil.getloadavg()[0]
     busy = (
         "other processes want the cores too: give workers fewer threads, since oversubscribed ones stall each other"
-        if load > num_cores()
+        if load_of_others() is not None
         else ""
     )
+    load = psutil.getloadavg()[0]
     return Finding("threads", f"{num_cores()} for one worker, cores / workers for several; load {load:.1f}", busy)
 
 

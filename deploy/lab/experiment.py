@@ -11,7 +11,7 @@ from deploy.lab.capacity import requests_per_s
 from deploy.lab.comparison import Variant
 from deploy.lab.presets import PRESETS, Preset
 from deploy.lab.simulation import Setup, Truth
-from loadtest.catalog import CATALOG, Size
+from loadtest.catalog import CATALOG, Size, number_told
 from loadtest.trace import ID_TOKENS, Trace
 from loadtest.workloads import Arrival
 from router.policies import POLICY_NAMES, Policy, make_policy
@@ -137,9 +137,10 @@ class Experiment:
         prompts = [arrival.prompt_tokens for arrival in arrivals]
         answers = [arrival.max_new_tokens for arrival in arrivals]
         entry = CATALOG.get(self.workload)
+        number = number_told(len(arrivals), self.requests or DEFAULT_REQUESTS) if entry else str(len(arrivals))
         return {
             "workload": f"{self.workload}: {entry.text}" if entry else self.workload,
-            "requests": f"{len(arrivals)}, {_rate(arrivals)}; seed {self.seed}",
+            "requests": f"{number}, {_rate(arrivals)}; seed {self.seed}",
             "tokens": f"prompts {_spread(prompts)}; answers {_spread(answers)}",
             "fleet": f"{self.workers} workers: " + "; ".join(f"{name} ({it.source})" for name, it in kinds.items()),
             "KV pool": "; ".join(f"{it.kv_tokens:,} tokens" for it in kinds.values()) + " a worker",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import signal
 import sys
 
 import pytest
@@ -40,6 +42,24 @@ async def test_on_a_fleet_that_runs(tmp_path):
     assert 0 < run["hit_rate"] <= run["reachable_rate"] <= run["ceiling"]
     assert len(run["work_shares"]) == 2
     assert "Radixfleet load test" in report.read_text()
+
+
+async def test_ctrl_c_ends_the_load_and_shows_what_there_is():
+    async with running_fleet(1) as fleet:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "deploy.cli", "bench", "fleet", "--endpoint", fleet.router.address),
+            *("--lengths", "0.05", "--requests", "400", "--rate", "40"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        while b" of 400, 0 failed" not in await process.stderr.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        out, _ = await process.communicate()
+    assert process.returncode == 130
+    assert "TTFT" in out.decode()
+    assert re.search(r"min_cost: stopped after \d+ s; \d+ of 400 requests had ended", out.decode())
 
 
 async def test_over_http_side_by_side(tmp_path):

@@ -269,6 +269,11 @@ def test_doctor_names_device_dtype_and_memory_and_has_json(radixfleet):
     assert {"CPU", "GPU", "memory", "threads", "kernels", "versions", "chunk"} <= topics.keys()
 
 
+def test_doctor_says_what_it_is_at(radixfleet):
+    _, _, err = radixfleet("doctor", "--device", "cpu")
+    assert [line.split(" (")[0] for line in err.splitlines()] == ["loading torch", "trying device and kernels"]
+
+
 def test_doctor_refuses_a_device_that_is_none(radixfleet):
     code, out, err = radixfleet("doctor", "--device", "tpu", "--json")
     assert (code, out) == (2, "")

@@ -6,11 +6,13 @@ import asyncio
 import io
 from typing import Any, cast
 
+import psutil
 import pytest
 from rich.console import Console
 
 from deploy.commands.demo import _conversations
 from deploy.demo_script import PERSONAS
+from deploy.machine import load_of_others, num_cores
 from radixfleet.client import Client
 from tests.support.waiting import until
 
@@ -50,3 +52,9 @@ async def test_a_question_begins_beside_its_name_and_no_line_is_longer_than_the_
     lines = shown.getvalue().splitlines()
     assert " ".join(lines).split() == f"{name} {question}".split()
     assert max(map(len, lines)) <= width
+
+
+def test_a_machine_is_busy_when_more_runs_than_it_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for load, told in ((num_cores() - 0.5, None), (num_cores() + 3.0, num_cores() + 3.0)):
+        monkeypatch.setattr(psutil, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        assert load_of_others() == told

@@ -9,7 +9,7 @@ import signal
 import click
 import pytest
 
-from deploy.interruptible import run_interruptible
+from deploy.interruptible import ctrl_c_calls, run_interruptible
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -42,3 +42,23 @@ def test_a_cancellation_that_nobody_asked_for_is_no_interruption() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         run_interruptible(work())
+
+
+def test_the_first_ctrl_c_stops_a_part_and_the_second_one_all() -> None:
+    stopped: list[str] = []
+
+    async def work(interrupts: int) -> str:
+        part = asyncio.Event()
+        with ctrl_c_calls(part.set):
+            for _ in range(interrupts):
+                os.kill(os.getpid(), signal.SIGINT)
+            await part.wait()
+            stopped.append("part")
+        await asyncio.sleep(0)
+        return "what there is"
+
+    assert run_interruptible(work(1)) == "what there is"
+    with pytest.raises(click.Abort):
+        run_interruptible(work(2))
+    assert stopped[0] == "part"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.catalog import CATALOG, WORKING_SET_PREFIX, Size
+from loadtest.catalog import CATALOG, WORKING_SET_PREFIX, Size, number_told
 from loadtest.workloads import ceiling
 
 SIZE = Size(num_workers=4, kv_tokens=400_000, num_requests=400, requests_per_s=20.0)
@@ -58,3 +58,8 @@ def test_ceilings_are_what_the_names_promise():
     assert ceilings["bursts"] == pytest.approx(6016 / 6272 * 7 / 8)
     assert ceilings["hot-prefix"] > 0.96
     assert all(share > 0.6 for name, share in ceilings.items() if name != "zero-reuse")
+
+
+def test_a_number_that_is_not_the_one_asked_for_says_why():
+    assert number_told(400, 400) == "400"
+    assert number_told(384, 400) == "384 (asked for: 400; groups are whole)"

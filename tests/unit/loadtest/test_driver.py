@@ -72,6 +72,19 @@ async def test_a_silent_request_holds_up_no_other():
         await fake.ended.wait()
 
 
+async def test_a_run_that_is_stopped_gives_what_had_ended():
+    def on_progress(progress: Progress) -> None:
+        if progress.ended == 1:
+            drive.stop()
+
+    answer = (started(), delta(1), finished(usage=USAGE))
+    async with driver((started(), Silence()), answer, on_progress=on_progress) as (fake, drive):
+        driven = await drive.drive("p", [arrival(), arrival(0.01), arrival(3600.0)])
+        await fake.ended.wait()
+    (outcome,) = driven.result.outcomes
+    assert (outcome.arrived_s, outcome.is_complete, driven.num_cut) == (0.01, True, 1)
+
+
 async def test_refusals_are_results_and_are_not_tried_again():
     async with driver((Overloaded("full", retry_after_s=0.01),)) as (fake, drive):
         driven = await drive.drive("p", [arrival(), arrival()])
