@@ -141,6 +141,11 @@ class Prompts:
         if self._gathering is not None:
             await self._gathering.until_served(model)
 
+    async def all_lack(self, model: str, need: str) -> bool:
+        """No worker of the model can do this, one of `needs.WORDS`. Raises as `model` does."""
+        await self.until_served(model)
+        return all(need in worker.lacks for worker in self._registry.group(self.model(model).info.model).workers)
+
     async def prepare(self, request: inference_pb2.GenerateRequest) -> PreparedRequest:
         """A request that can be sent to a worker. Raises InvalidRequest, UnknownModel or Unavailable."""
         await self.until_served(request.model)

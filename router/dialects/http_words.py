@@ -8,7 +8,7 @@ min_tokens                  -          x       x         -
 stop_token_ids              -          x       x         -
 skip_special_tokens         -          x       x         -
 n                           x          x       x         -
-regex, Lark                 -        x x     x -         -
+regex, Lark                 -        x x     x -         -          Lark with JSON schemas in it: none
 logprobs by token id        -          x       -         -
 tokens of the answer        -          x       -         -          without them nobody can go on with an answer
 cache_salt                  -          x       -         -

@@ -29,6 +29,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "sampling.prompt_logprobs": "tell log probabilities of the prompt",
         "sampling.grammar.regex": "keep to a regular expression",
         "sampling.grammar.lark": "keep to a Lark grammar",
+        "sampling.grammar.lark.json": "keep to JSON schemas within a Lark grammar",
     }
 )
 """What an engine that lacks it cannot do, in words for the client."""
@@ -54,5 +55,6 @@ def needs(request: inference_pb2.GenerateRequest, *, resumable: bool = False) ->
         "sampling.prompt_logprobs": sampling.HasField("prompt_logprobs"),
         "sampling.grammar.regex": sampling.grammar.HasField("regex"),
         "sampling.grammar.lark": sampling.grammar.HasField("lark"),
+        "sampling.grammar.lark.json": "%json" in sampling.grammar.lark,
     }
     return frozenset(name for name, is_asked in asked.items() if is_asked)

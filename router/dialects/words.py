@@ -88,7 +88,7 @@ class SglangWords:
 
     dialect = "sglang"
     pb = sglang_scheduler_pb2
-    lacks = frozenset({"cache_salt", "sampling.seed", "sampling.grammar.lark"})
+    lacks = frozenset({"cache_salt", "sampling.seed", "sampling.grammar.lark", "sampling.grammar.lark.json"})
 
     def stub(self, channel: grpc.aio.Channel) -> Any:
         """See `Words`, here and below."""
@@ -136,7 +136,7 @@ class VllmWords:
 
     dialect = "vllm"
     pb = vllm_engine_pb2
-    lacks = frozenset({"cache_salt"})
+    lacks = frozenset({"cache_salt", "sampling.grammar.lark.json"})
 
     def stub(self, channel: grpc.aio.Channel) -> Any:
         """See `Words`, here and below."""

@@ -279,7 +279,7 @@ async def test_requests_go_to_those_who_can_do_what_is_asked() -> None:
 
 async def test_schemas_are_sent_as_response_format() -> None:
     engine = OpenAiEngine(owned_by="library")
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     async with behind_router(engine) as fleet:
         body = {
             "messages": [{"role": "user", "content": "hi"}],
@@ -287,7 +287,29 @@ async def test_schemas_are_sent_as_response_format() -> None:
         }
         assert (await fleet.http("/v1/chat/completions", body)).status == 200
         sent = engine.calls[0].body["response_format"]
-        assert (sent["type"], sent["json_schema"]["schema"]) == ("json_schema", schema)
+        assert sent["type"] == "json_schema"
+        assert sent["json_schema"]["schema"] == schema | {"additionalProperties": False}
+
+
+@pytest.mark.parametrize("owner", ["library", "vllm", "sglang", "llamacpp"])
+async def test_tools_beside_a_schema_leave_the_schema_where_no_engine_knows_more(owner: str) -> None:
+    """As agents send it. No engine of others took the grammar of a call or JSON: each such chat was refused."""
+    engine, ours = OpenAiEngine(owned_by=owner), fake_worker("ours")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    }
+    async with behind_router(engine) as fleet:
+        assert (await fleet.http("/v1/chat/completions", body)).status == 200
+        assert engine.calls[0].body["response_format"]["json_schema"]["schema"] == schema
+        demanded = await fleet.http("/v1/chat/completions", body | {"tool_choice": "required"})
+        assert (demanded.status, demanded.json["error"]["param"]) == (400, "tools")
+    async with behind_router(ours, engine, policy="round_robin") as fleet:
+        for _ in range(2):
+            assert (await fleet.http("/v1/chat/completions", body)).status == 200
+        assert ["%json" in call.request.sampling.grammar.lark for call in ours.calls] == [True, True]
 
 
 async def test_completions_and_an_engine_that_gives_only_one() -> None:

@@ -2,7 +2,7 @@
 
 JSON Schema allows any further property where a schema says nothing of `additionalProperties`, and a model that may go
 on with another one often does so without end. Other engines close such objects too, by xgrammar's strict mode or as
-Outlines does. What a closed schema allows, the open one allows as well.
+Outlines does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALONE = ("items", "additionalProperties")
 _COMBINING = frozenset(
     {"anyOf", "oneOf", "$ref", "if", "dependentSchemas", "patternProperties", "unevaluatedProperties"}
 )
-"""Beside `properties`, they have a say in what the object may hold."""
+"""Beside `properties` or `required`, they have a say in what the object may hold."""
 
 
 def closed(text: str) -> str:
@@ -30,7 +30,7 @@ def closed(text: str) -> str:
     try:
         schema = msgspec.json.decode(text)
         parts = list(_parts(schema))
-        if any("allOf" in part or ("properties" in part and _COMBINING & part.keys()) for part in parts):
+        if any(_is_combined(part) for part in parts):
             return text
         open_parts = [part for part in parts if _is_open(part)]
         for part in open_parts:
@@ -38,6 +38,10 @@ def closed(text: str) -> str:
         return msgspec.json.encode(schema).decode() if open_parts else text
     except (msgspec.DecodeError, RecursionError):
         return text
+
+
+def _is_combined(part: dict[str, Any]) -> bool:
+    return "allOf" in part or bool({"properties", "required"} & part.keys() and _COMBINING & part.keys())
 
 
 def _is_open(part: dict[str, Any]) -> bool:

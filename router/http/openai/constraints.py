@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import msgspec
 
@@ -61,12 +62,27 @@ def grammar(request: Sampling) -> inference_pb2.Grammar | None:
         if isinstance(own, JsonFormat | SchemaFormat):
             raise InvalidRequest("give response_format or structured_outputs, not both", field="structured_outputs")
         return _structured(other)
-    if not isinstance(own, JsonFormat | SchemaFormat):
-        return None
-    schema = closed(bytes(own.json_schema.schema).decode()) if isinstance(own, SchemaFormat) else ""
-    if isinstance(request, ChatRequest) and shown_tools(request):
-        return inference_pb2.Grammar(lark=call_grammar(request, or_schema=schema or _ANY_OBJECT))
-    return inference_pb2.Grammar(json_schema=schema) if schema else inference_pb2.Grammar(json_object=True)
+    json_only = _json_only(request)
+    if json_only is not None and _may_call(request):
+        return inference_pb2.Grammar(lark=call_grammar(request, or_schema=json_only.json_schema or _ANY_OBJECT))
+    return json_only
+
+
+def grammar_of_few(request: ChatRequest) -> inference_pb2.Grammar | None:
+    """In the place of `grammar` where no engine knows its form: `response_format` alone. None: nothing is."""
+    is_needed = request.structured_outputs is None and not demands_call(request) and _may_call(request)
+    return _json_only(request) if is_needed else None
+
+
+def _may_call(request: Sampling) -> TypeGuard[ChatRequest]:
+    return isinstance(request, ChatRequest) and bool(shown_tools(request))
+
+
+def _json_only(request: Sampling) -> inference_pb2.Grammar | None:
+    own = request.response_format
+    if isinstance(own, SchemaFormat):
+        return inference_pb2.Grammar(json_schema=closed(bytes(own.json_schema.schema).decode()))
+    return inference_pb2.Grammar(json_object=True) if isinstance(own, JsonFormat) else None
 
 
 def constraint_field(request: Sampling) -> str:

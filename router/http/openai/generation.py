@@ -39,6 +39,9 @@ RequestT = TypeVar("RequestT", bound=Sampling)
 Take: TypeAlias = Callable[[Sequence[Part], str, bool], Awaitable[None]]
 """Takes the pieces of a reply, the model's name, and whether it was the last reply of its prompt."""
 
+_CALLS_OR_JSON = "sampling.grammar.lark.json"
+"""What `grammar_of_few` does without."""
+
 
 class Generating:
     """Carries requests to the fleet. One for the router."""
@@ -66,6 +69,8 @@ class Generating:
         request.request_id = request_id
         try:
             with self._log.follow(request_id, _no_deadline) as record:
+                if plan.grammar_of_few is not None and await self._prompts.all_lack(request.model, _CALLS_OR_JSON):
+                    request.sampling.grammar.CopyFrom(plan.grammar_of_few)
                 prepared = await self._prompts.prepare(request)
                 if not plan.limit:
                     self._keep_to_context(prepared)

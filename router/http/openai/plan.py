@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from radixfleet.v1 import inference_pb2
 from router.http.openai.answers import ChatChoices, Choices, CompletionChoices
-from router.http.openai.constraints import constraint_field
+from router.http.openai.constraints import constraint_field, grammar_of_few
 from router.http.openai.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
 from router.http.openai.responses import ChatChunk, CompletionChunk
 from router.http.openai.tools import shown_tools
@@ -37,6 +37,8 @@ class Plan:
     """The client's name for how long an answer may be; "": it does not say, so what the context leaves is enough."""
     constraint: str
     """The client's name for what the answer has to keep to."""
+    grammar_of_few: inference_pb2.Grammar | None
+    """See there."""
 
 
 def chat_plan(request: ChatRequest, request_id: str) -> Plan:
@@ -81,4 +83,5 @@ def _plan(
         has_running_usage=bool(options.continuous_usage_stats),
         limit=next((name for name in _LIMITS if getattr(request, name, None) is not None), ""),
         constraint=constraint_field(request),
+        grammar_of_few=grammar_of_few(request) if isinstance(request, ChatRequest) else None,
     )

@@ -16,6 +16,7 @@ from router.http.openai.requests import ChatRequest
 from router.http.openai.tool_calls import CALL_CLOSE, CALL_OPEN
 
 _NO_PARAMETERS: Mapping[str, Any] = {"additionalProperties": False}
+_SCHEMA = "response_format.json_schema.schema"
 _END = json.dumps(f"}}\n{CALL_CLOSE}")
 """Behind the arguments."""
 _SPACING: Mapping[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -55,6 +56,8 @@ def call_grammar(request: ChatRequest, or_schema: str = "") -> str:
             rules.append(f"answer: %json {_spaced(json.loads(or_schema))}")
     except RecursionError:  # the body was read with fewer calls on the stack
         raise InvalidRequest("the body is not served: it is nested too deeply") from None
+    except ValueError as error:  # of a number with thousands of digits
+        raise InvalidRequest(f"the schema cannot be read: {error}", field=_SCHEMA) from None
     is_one = name is not None or request.parallel_tool_calls is False
     return "\n".join(
         (

@@ -42,7 +42,8 @@ _NAMES = (
 )
 """What .proto and OpenAI call the same thing; the first that fits."""
 _LIMITS = ("sampling.max_new_tokens", "max_new_tokens")
-_GRAMMARS = tuple(f"sampling.grammar{kind}" for kind in (".json_schema", ".json_object", ".regex", ".lark", ""))
+_GRAMMAR_KINDS = (".json_schema", ".json_object", ".regex", ".lark.json", ".lark", "")
+_GRAMMARS = tuple(f"sampling.grammar{kind}" for kind in _GRAMMAR_KINDS)
 
 
 def in_openai_names(error: InvalidRequest, *, constraint: str = "response_format", limit: str = "") -> InvalidRequest:

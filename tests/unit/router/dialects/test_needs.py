@@ -32,13 +32,17 @@ ALL = {
 }
 
 
+WITH_JSON = asking(grammar=inference_pb2.Grammar(lark='start: "a" b\nb: %json {}'))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_each_need_is_seen(name: str) -> None:
     assert needs(ALL[name]) == {name}
 
 
 def test_every_word_can_be_asked_for() -> None:
-    assert ALL.keys() | {"resume"} == WORDS.keys()
+    assert needs(WITH_JSON) == {"sampling.grammar.lark", "sampling.grammar.lark.json"}
+    assert ALL.keys() | needs(WITH_JSON) | {"resume"} == WORDS.keys()
     assert needs(asking(), resumable=True) == {"resume"}
 
 

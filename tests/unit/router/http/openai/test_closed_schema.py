@@ -48,6 +48,8 @@ def test_listed_properties_are_all(schema: dict[str, Any], expected: dict[str, A
         {"allOf": [NAME, {"properties": {"age": {"type": "integer"}}}]},
         NAME | {"anyOf": [{"properties": {"age": {"type": "integer"}}}]},
         NAME | {"$ref": "#/$defs/a", "$defs": {"a": NAME}},
+        {"required": ["id"], "anyOf": [NAME]},
+        {"required": ["id"], "$ref": "#/$defs/a", "$defs": {"a": NAME}},
         NAME | {"patternProperties": {"^x": {"type": "integer"}}},
         True,
         [NAME],

@@ -158,5 +158,15 @@ def test_depth_is_bounded() -> None:
             assert "nested too deeply" in str(error)  # noqa: PT017  it may be raised, and may not
 
 
+def test_a_schema_with_a_number_that_cannot_be_read_is_refused() -> None:
+    schema = '{"const":' + "1" * 5000 + "}"
+    wanted = f'{{"type":"json_schema","json_schema":{{"schema":{schema}}}}}'
+    tools = json.dumps([WEATHER])
+    body = f'{{"messages":[{{"role":"user","content":""}}],"tools":{tools},"response_format":{wanted}}}'
+    with pytest.raises(InvalidRequest) as caught:
+        chat_request(msgspec.json.decode(body.encode(), type=ChatRequest))
+    assert caught.value.field == "response_format.json_schema.schema"
+
+
 def test_a_schema_at_fault_is_named_as_one_of_the_tools() -> None:
     assert chat_plan(request(tools=[WEATHER], tool_choice="required"), "1").constraint == "tools"
