@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +72,7 @@ class EngineSpeaker:
         self._incarnation = 0
         self._tokenizer: Tokenizer | None = None
         self._fingerprint = 0
-        """Its."""
+        """The tokenizer's."""
         self._model = inference_pb2.ModelInfo()
         self._capacity = worker_pb2.Capacity()
         self._has_loads = True
@@ -90,11 +90,8 @@ class EngineSpeaker:
 
     async def info(self) -> worker_pb2.WorkerInfo:
         """Asked anew when the engine may be another one."""
-        try:
+        with self._noting_loss():
             return await self._told()
-        except BaseException:
-            self._was_lost = True
-            raise
 
     async def _told(self) -> worker_pb2.WorkerInfo:
         pb = self._words.pb
@@ -109,6 +106,8 @@ class EngineSpeaker:
             kv_tokens=max(getattr(server, "max_total_num_tokens", 0), loads.max_total_num_tokens),
             max_running_requests=max(getattr(server, "max_num_seqs", 0), loads.max_running_requests),
         )
+        healthy = await self._is_healthy()
+        # The last to be waited for: the store keeps it only when the fleet hears of this worker.
         tokenizer = self._tokenizer or await self._fetched_tokenizer(told)
         self._model = inference_pb2.ModelInfo(
             model=told.served_model_name or told.model_path,
@@ -119,7 +118,6 @@ class EngineSpeaker:
             tokenizer_fingerprint=self._fingerprint,
             dtype=getattr(server, "model_dtype", "").removeprefix("torch."),
         )
-        healthy = await self._is_healthy()
         return worker_pb2.WorkerInfo(
             worker_id=f"{self.dialect}@{self._address}",
             incarnation=self._incarnation,
@@ -150,7 +148,8 @@ class EngineSpeaker:
         sequence, told_generation = 0, 0
         try:
             while True:
-                healthy, load = await self._poll(events)
+                with self._noting_loss():
+                    healthy, load = await self._poll(events)
                 ends_at_s = self._clock.now() + POLL_S
                 while (left_s := ends_at_s - self._clock.now()) > 0:
                     changed.clear()
@@ -170,10 +169,8 @@ class EngineSpeaker:
                         async with asyncio.timeout(max(0.0, ends_at_s - self._clock.now())):
                             await changed.wait()
                     load = _load(events.load, self._capacity.kv_tokens) if events.load is not None else load
-        except (grpc.aio.AioRpcError, Unreachable, asyncio.CancelledError):  # cancelled: it was silent for too long
-            self._was_lost = True
-            raise
         finally:
+            self._was_lost |= events.was_cut
             following.cancel()
             with suppress(asyncio.CancelledError):
                 await following
@@ -272,6 +269,18 @@ class EngineSpeaker:
         )
         self._tokenizer = tokenizer
         return tokenizer
+
+    @contextmanager
+    def _noting_loss(self) -> Iterator[None]:
+        """An engine that was only too busy to answer is still the same."""
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            self._was_lost |= error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+            raise
+        except Unreachable:
+            self._was_lost = True
+            raise
 
     def _take_start(self, server: Any, asked_s: float) -> None:
         """Engines have no incarnations: another start is another one."""

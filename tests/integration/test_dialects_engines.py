@@ -149,6 +149,16 @@ async def test_an_answer_that_the_client_has_whole_is_not_asked_for(make: Callab
         assert (engine.calls, engine.aborts) == ([], [])
 
 
+async def test_nor_is_it_taken_for_cached(make: Callable[..., ForeignEngine]) -> None:
+    engine = make(publishes=False)
+    request = generate_request(PROMPT, {"max_new_tokens": 1, "temperature": 0})
+    request.generated.CopyFrom(pack_tokens(np.array([99], dtype=np.uint32)))
+    async with behind_router(engine) as fleet, grpc.aio.insecure_channel(fleet.router.address) as channel:
+        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
+        assert [message async for message in call][-1].HasField("finished")
+        assert await fleet.matched(engine, PROMPT) == 0
+
+
 async def test_data_parallel_ranks_have_one_load_together_and_caches_that_are_not_followed(
     make: Callable[..., ForeignEngine],
 ) -> None:
@@ -161,17 +171,9 @@ async def test_data_parallel_ranks_have_one_load_together_and_caches_that_are_no
         await until(lambda: engine.history and not engine._subscribers)
         await until(lambda: fleet.state(engine).books.reported.running_requests == 15)
         assert fleet.state(engine).approximate
+        asked = engine.uptimes_asked
+        await until(lambda: engine.uptimes_asked > asked + 2, "it was asked twice more how it is")
         assert engine.subscriptions == [0]
-
-
-async def test_nor_is_it_taken_for_cached(make: Callable[..., ForeignEngine]) -> None:
-    engine = make(publishes=False)
-    request = generate_request(PROMPT, {"max_new_tokens": 1, "temperature": 0})
-    request.generated.CopyFrom(pack_tokens(np.array([99], dtype=np.uint32)))
-    async with behind_router(engine) as fleet, grpc.aio.insecure_channel(fleet.router.address) as channel:
-        call = inference_pb2_grpc.InferenceStub(channel).Generate(request)
-        assert [message async for message in call][-1].HasField("finished")
-        assert await fleet.matched(engine, PROMPT) == 0
 
 
 async def test_requests_of_one_name_are_kept_apart(make: Callable[..., ForeignEngine]) -> None:
@@ -359,6 +361,26 @@ async def test_an_engine_that_does_not_say_how_long_it_is_up_has_not_started_aga
             await until(lambda asked=asked: engine.uptimes_asked > asked + 1, "it was asked once more")
         assert fleet.state(engine).incarnation == incarnation
         assert engine.subscriptions == [0], "it was never lost"
+
+
+@pytest.mark.parametrize("patience", [{"heartbeat_timeout_s": 0.3}, {"connect_timeout_s": 0.3}])
+async def test_an_engine_that_is_too_busy_to_answer_has_not_started_again(
+    make: Callable[..., ForeignEngine], patience: dict[str, float]
+) -> None:
+    """One that tells no uptime was taken for another: its cache was forgotten, and that it was to drain."""
+    engine = make(publishes=False)
+    async with behind_router(engine, **patience) as fleet:
+        await fleet.client.complete(PROMPT, max_new_tokens=1)
+        state = fleet.state(engine)
+        incarnation, state.drain_wanted = state.incarnation, True
+        engine.uptime_gate = asyncio.Event()
+        await until(lambda: not state.connected)
+        asked = engine.uptimes_asked
+        await until(lambda: engine.uptimes_asked > asked + 1 or "heartbeat_timeout_s" in patience)
+        engine.uptime_gate.set()
+        await until(lambda: state.connected)
+        assert (state.incarnation, state.drain_wanted) == (incarnation, True)
+        assert await fleet.matched(engine, PROMPT) == 192
 
 
 async def test_load_records_count_as_load(make: Callable[..., ForeignEngine]) -> None:
