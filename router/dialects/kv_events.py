@@ -219,6 +219,7 @@ class KvEvents:
             return False
         if not self._has_prefixes:
             self._has_prefixes = True
+            self._has_warned = False
             self.generation += bool(self._ignored_groups)
         return True
 

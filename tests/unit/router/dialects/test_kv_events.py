@@ -168,6 +168,14 @@ def test_an_engine_with_a_sliding_window_alone_does_not_tell_what_it_has(events:
     assert len(events.blocks) == 1
 
 
+def test_a_truth_that_is_lost_after_a_first_warning_is_told(events: KvEvents) -> None:
+    events.take(batch(0, stored(1, group_idx=0, kv_cache_spec_kind="sliding_window")))
+    events.take(batch(1, stored(2, group_idx=1, kv_cache_spec_kind="full_attention")))
+    with capture_logs() as logs:
+        events._distrust("lost")
+    assert [line["log_level"] for line in logs] == ["warning"]
+
+
 def test_groups_of_one_batch_are_one_beginning(events: KvEvents) -> None:
     kinds = ["mamba", "mla_attention"]
     groups = [stored(1 + group, group_idx=group, kv_cache_spec_kind=kind) for group, kind in enumerate(kinds)]
