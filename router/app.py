@@ -201,8 +201,7 @@ async def _heard_by_siblings(core: Core, place: Place) -> AsyncIterator[None]:
     await asyncio.to_thread(place.withdraw)
     server.add_insecure_port(place.socket)
     await server.start()
-    for address in await core.registry.siblings.workers():
-        core.registry.add(address)
+    core.registry.learn(await core.registry.siblings.workers())
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ that used to register again and again and does neither that nor answer any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import grpc.aio
@@ -148,6 +148,16 @@ class WorkerRegistry:
         self._changed(state)
         return True
 
+    def learn(self, addresses: Iterable[str]) -> None:
+        """Dial the workers that siblings know, as many as may be. None has registered again by that."""
+        for address in addresses:
+            try:
+                if address not in self._connections:
+                    self.add(address)
+            except Overloaded as error:
+                _log.warning("not all workers that the siblings know are known here", reason=str(error))
+                return
+
     def remove(self, worker: WorkerState) -> None:
         """Forget a worker. Its channel closes when the requests that run on it have ended."""
         connection = self._connections.pop(worker.address)
@@ -201,6 +211,9 @@ class WorkerRegistry:
 
     def _changed(self, worker: WorkerState) -> None:
         """It came, went, or has another status. In a large fleet that is often, and a new group takes milliseconds."""
+        current = self._connections.get(worker.address)
+        if current is not None and current.state is not worker:
+            return  # it was removed, and another was added at its address
         facts, was = worker.facts, self._kinds.get(worker.address)
         is_known = facts is not None and not worker.removed
         kind = _Kind(facts.worker_id, facts.model, facts.dialect) if facts is not None and is_known else None

@@ -88,6 +88,32 @@ async def test_an_address_that_turns_out_to_be_another_worker_frees_its_double()
         assert (first.duplicate_of, second.duplicate_of) == ("", "")
 
 
+async def test_what_siblings_know_has_not_registered_again() -> None:
+    """One that was registered once, by hand, was given up after 15 minutes of downtime, as those that repeat it are."""
+    async with told() as fleet:
+        fleet.registry.learn([ADDRESSES[0], ADDRESSES[0]])
+        fleet.registry.learn(ADDRESSES[:2])
+        assert fleet.addresses() == ADDRESSES[:2]
+        assert {connection._renewed_at_s for connection in fleet.registry._connections.values()} == {None}
+
+
+async def test_more_than_may_be_known_are_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose siblings knew as many as may be did not start."""
+    monkeypatch.setattr(module, "MAX_ADDRESSES", 2)
+    async with told() as fleet:
+        fleet.registry.learn(ADDRESSES)
+        assert fleet.addresses() == ADDRESSES[:2]
+
+
+async def test_news_of_a_removed_worker_are_not_of_its_successor() -> None:
+    async with told() as fleet:
+        old = fleet.add(ADDRESSES[0], "w0")
+        fleet.registry.remove(old)
+        fleet.add(ADDRESSES[0], "w0")
+        fleet.registry.resumed(old)
+        assert [worker.worker_id for worker in fleet.registry.group("m").workers] == ["w0"]
+
+
 async def test_workers_without_a_name_are_no_doubles() -> None:
     async with told() as fleet:
         assert [fleet.add(address, "").duplicate_of for address in ADDRESSES] == [""] * 5
