@@ -19,6 +19,7 @@ from radixfleet.text import TokenizerSpec
 
 MAX_ARCHIVE_FILE_BYTES = 128 * 1024**2
 _TOOL_TEMPLATE = "tool_use"
+_TEMPLATE_FILES = ("chat_template.jinja", f"additional_chat_templates/{_TOOL_TEMPLATE}.jinja")
 
 
 def spec_from_files(
@@ -78,7 +79,7 @@ def archived_files(data: bytes) -> ArchivedFiles:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             tokenizer_json = _read(archive, "tokenizer.json")
             config = _read(archive, "tokenizer_config.json") or "{}"
-            chat_template = _read(archive, "chat_template.jinja")
+            chat_template = joined_template(*(_read(archive, name) for name in _TEMPLATE_FILES))
     except Exception as error:  # zipfile raises whatever its decompressors do
         raise ValueError(f"the engine's tokenizer files are no zip that can be read: {error}") from error
     if tokenizer_json is None:
@@ -113,7 +114,7 @@ def spec_from_directory(directory: Path) -> TokenizerSpec:
 
 def template_of_directory(directory: Path) -> str | None:
     """The chat template that has files of its own. Raises OSError, or UnicodeDecodeError."""
-    paths = (directory / "chat_template.jinja", directory / "additional_chat_templates" / f"{_TOOL_TEMPLATE}.jinja")
+    paths = [directory / name for name in _TEMPLATE_FILES]
     return joined_template(*(path.read_text(encoding="utf-8") if path.exists() else None for path in paths))
 
 
@@ -121,9 +122,9 @@ def joined_template(default: str | None, with_tools: str | None) -> str | None:
     """One template of a model's two, of which `with_tools` lays out chats with tools, as transformers chooses."""
     if default is None or with_tools is None:
         return default
-    # The signs leave the white space at the seams as it is; a last line break is not rendered.
+    # As if each were alone: line breaks after our tags are not rendered, nor is the last one of a template.
     tools, plain = with_tools.removesuffix("\n"), default.removesuffix("\n")
-    return f"{{% if tools +%}}{tools}{{%+ else +%}}{plain}{{%+ endif %}}"
+    return f"{{% if tools %}}\n{tools}{{%+ else %}}\n{plain}{{%+ endif %}}"
 
 
 def _json_file(path: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -26,14 +27,18 @@ def damaged(data: bytes) -> bytes:
     return data[:begin] + b"\xff" * 8 + data[begin + 8 :]
 
 
-def test_an_engine_that_sends_a_directorys_files_has_the_tokenizer_of_a_worker_that_reads_it() -> None:
-    directory = tiny_model()
+def test_an_engine_that_sends_a_directorys_files_has_the_tokenizer_of_a_worker_that_reads_it(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_model(), directory)
+    (directory / "chat_template.jinja").write_text("plain")
+    (directory / "additional_chat_templates").mkdir()
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
     read = load_tokenizer_spec(directory)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for path in directory.iterdir():
-            if path.suffix == ".json":
-                archive.write(path, path.name)
+        for path in directory.rglob("*"):
+            if path.suffix in (".json", ".jinja"):
+                archive.write(path, path.relative_to(directory))
     sent = archived_files(buffer.getvalue()).spec(eos_token_ids=[EOS_TOKEN_ID], vocab_size=512)
     assert sent.fingerprint() == read.fingerprint()
 

@@ -3,6 +3,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,19 @@ def test_chats_with_tools_have_the_template_that_is_made_for_them(
     file = write_gguf(tiny_model(), tmp_path / "t.gguf", metadata={"tokenizer.chat_template.tool_use": TOOL_TEMPLATE})
     spec = load_tokenizer_spec(file)
     assert spec.chat_template == joined_template(CHAT_TEMPLATE, TOOL_TEMPLATE)
+
+
+@pytest.mark.parametrize("begin", ["", "  ", "\n", "\n  ", "  \n", "  {%- if 1 %}a{% endif %}"])
+@pytest.mark.parametrize("end", ["", "  ", "\n", "\n\n", "\n  ", "\n  {% if 1 %}", "  {# b #}\n"])
+def test_a_template_renders_beside_another_as_it_does_alone(begin: str, end: str) -> None:
+    """Blanks before a tag are dropped where the tag begins a line, as in the first line of a template."""
+    template = f"{begin}{{% for m in messages %}}\n  {{{{ m.content }}}}\n{{% endfor %}}{end}"
+    template += "{% endif %}" if end.endswith("if 1 %}") else ""
+    spec = load_tokenizer_spec(tiny_model())
+    for joined, tools in (((template, "t"), ()), (("p", template), ({"type": "function"},))):
+        chat = ChatPrompt((ChatMessage("user", "hello"),), tools=tools)
+        alone = Tokenizer(replace(spec, chat_template=template)).render_chat(chat)
+        assert Tokenizer(replace(spec, chat_template=joined_template(*joined))).render_chat(chat) == alone
 
 
 def test_chat_templates_come_from_their_file_first_then_from_the_field(tmp_path: Path) -> None:
