@@ -62,6 +62,15 @@ class _Call:
         call = msgspec.json.encode({"name": self.name, "arguments": arguments}).decode()
         return f"<tool_call>\n{call}\n</tool_call>\n"
 
+    @property
+    def is_whole(self) -> bool:
+        """Its arguments have an end."""
+        try:
+            msgspec.json.decode(self.arguments)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
 
 @dataclass(slots=True)
 class _Choice:
@@ -74,6 +83,8 @@ class _Choice:
     num_characters: int = 0
     is_thinking: bool = False
     calls: list[_Call] = field(default_factory=list)
+    was_cut: bool = False
+    """The engine went past the limit."""
     end: inference_pb2.Finished | None = None
 
 
@@ -101,8 +112,6 @@ class HttpAnswer:
         self._generated_tokens = generated_tokens
         self._num_logprobs = num_logprobs
         self._most_tokens = (max_new_tokens if most_new_tokens is None else most_new_tokens) - generated_tokens
-        self.was_cut = False
-        """The engine went past the limit: what it says further is of no interest."""
         self._choices = [_Choice() for _ in range(n)]
         self._last = 0
         """The completion that ended last."""
@@ -116,6 +125,11 @@ class HttpAnswer:
         """The client has all of it, and the engine is not to be asked."""
         if self.is_whole:
             self._choices[0].end = inference_pb2.Finished(reason=inference_pb2.FINISH_REASON_LENGTH)
+
+    @property
+    def was_cut(self) -> bool:
+        """The engine went past the limit: what it says further is of no interest."""
+        return any(choice.was_cut for choice in self._choices)
 
     @property
     def is_complete(self) -> bool:
@@ -195,7 +209,7 @@ class HttpAnswer:
         is_over = len(piece.token_ids or ()) > room
         if not (is_over or self._is_far_past(choice)):
             return piece
-        self.was_cut = True
+        choice.was_cut = True
         if not is_over and choice.num_pieces == 1:  # a whole answer: its beginning
             return _beginning(piece, _most(_MOST_CHARACTERS, self._most_tokens))
         if not is_over or not room:
@@ -219,7 +233,7 @@ class HttpAnswer:
         for call in message.tool_calls or ():
             _add(choice.calls, call)
         if piece.finish_reason:
-            text += "".join(call.text() for call in choice.calls)
+            text += "".join(call.text() for call in choice.calls if call.is_whole or not choice.was_cut)
         return text
 
     def _delta(
@@ -230,7 +244,7 @@ class HttpAnswer:
         choice.num_tokens += len(tokens) or 1
         choice.num_ids += len(tokens)
         logprobs = [] if self._num_logprobs is None else _logprobs(piece.logprobs, self._num_logprobs)
-        if self.was_cut:
+        if choice.was_cut:
             del logprobs[len(tokens) :]
         if len(logprobs) != (0 if self._num_logprobs is None else len(tokens)):
             raise InternalError(f"the engine told {len(logprobs)} log probabilities of {len(tokens)} tokens")
@@ -244,7 +258,10 @@ class HttpAnswer:
         """The engine's own counts, else what was counted here, where an event is a token."""
         now_s = self._clock.now()
         first_s = now_s if self._first_s is None else self._first_s
-        counted = sum(choice.num_tokens for choice in self._choices)
+        counted = sum(
+            min(choice.num_tokens, self._most_tokens) if choice.was_cut else choice.num_tokens
+            for choice in self._choices
+        )
         told = None if self.was_cut else self._told_completion_tokens
         prompt_tokens = self._told_prompt_tokens or self._prompt_tokens or 0
         return inference_pb2.Usage(
@@ -293,14 +310,14 @@ def _thought(choice: _Choice, message: MessagePiece, *, is_end: bool) -> str:
 
 def _add(calls: list[_Call], piece: ToolCallPiece) -> None:
     """Some engines give all calls one index, or none: then another id, or where there is none another name, is another
-    call.
+    call. A piece without a name goes on with one, whatever its id.
     """
     name = (piece.function.name if piece.function is not None else None) or ""
     call = next((call for call in reversed(calls) if call.index == piece.index), None)
     if call is not None:
-        is_named_again = name and call.name and (piece.index is None or call.arguments)
+        is_named_again = call.name and (piece.index is None or call.arguments)
         is_other = piece.id != call.id if piece.id and call.id else is_named_again
-        call = None if is_other else call
+        call = None if name and is_other else call
     if call is None:
         call = _Call(piece.index, piece.id)
         calls.append(call)

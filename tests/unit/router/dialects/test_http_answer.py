@@ -61,6 +61,11 @@ ROME = {"name": "weather", "arguments": {"city": "Rome"}}
         [[call('{"city": "Bern"}', "weather", index=None), call('{"city": "Rome"}', "weather", index=None)]],
         [[call('{"city": "Bern"}', "weather", index=0)], [call('{"city": "Rome"}', "weather", index=0)]],
         [[call('{"city": ', "weather")], [call('"Bern"}')], [call('{"city": "Rome"}', "weather")]],
+        [
+            [call('{"city": ', "weather", index=0, id="a")],
+            [call('"Bern"}', index=0, id="b")],
+            [call('{"city": "Rome"}', "weather", index=1, id="c")],
+        ],
     ],
     ids=[
         "interleaved",
@@ -71,6 +76,7 @@ ROME = {"name": "weather", "arguments": {"city": "Rome"}}
         "null index",
         "one index, no ids",
         "nothing",
+        "an id for each piece",
     ],
 )
 def test_calls_of_tools_are_kept_apart_however_they_are_numbered(pieces: list[list[dict[str, Any]]]) -> None:
@@ -129,9 +135,11 @@ def test_an_engine_that_goes_far_past_the_limit_is_cut_off(piece: dict[str, Any]
         if asked.was_cut:
             break
     assert asked.is_complete
-    assert asked.finish(tells_cached=False).finished.reason == inference_pb2.FINISH_REASON_LENGTH
+    last = asked.finish(tells_cached=False).finished
+    assert last.reason == inference_pb2.FINISH_REASON_LENGTH
+    assert last.usage.completion_tokens <= 5
     assert len(text) < 12_000
-    assert bool(text) is (piece != {"text": ""})
+    assert bool(text) is (piece != {"text": ""} and "tool_calls" not in str(piece)), "a call without an end is none"
 
 
 @pytest.mark.parametrize("chunks", [[5, 1], [4, 3], [9], [1] * 6])
