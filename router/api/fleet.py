@@ -81,7 +81,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
         """Add a worker by its address."""
-        added = self._registry.add(request.address)
+        added = self._registry.add(request.address, repeats=request.repeats)
         await self._registry.siblings.tell("Register", request)
         return fleet_pb2.RegisterResponse(added=added)
 

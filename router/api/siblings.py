@@ -17,7 +17,8 @@ class SiblingServicer(FleetServicer):
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
         """A worker registered."""
-        return fleet_pb2.RegisterResponse(added=self._registry.add(request.address))
+        added = self._registry.add(request.address, repeats=request.repeats)
+        return fleet_pb2.RegisterResponse(added=added)
 
     async def Remove(self, request: fleet_pb2.RemoveRequest, context: Context) -> fleet_pb2.RemoveResponse:
         """A worker was removed."""

@@ -41,7 +41,7 @@ from router.workers.state import WorkerFacts, WorkerState
 from router.workers.surroundings import Surroundings
 
 FORGOTTEN_S = 900.0
-"""Workers that live register every few seconds. Who was registered once, by hand, is never given up."""
+"""Workers that live register every few seconds. Who was registered by hand is never given up."""
 _RESYNC_PAUSE_S = 0.05
 _EMPTY_POLL_S = 0.2
 _REASON_LENGTH = 200
@@ -79,10 +79,10 @@ class WorkerConnection:
             )
         self._connected_at_s = 0.0
         self._renewed_at_s: float | None = None
-        """When the worker registered again; None: it never did."""
+        """When the worker last registered, of those that do so again and again; None: it never did."""
 
     def renew(self) -> None:
-        """The worker has registered again."""
+        """The worker has registered, and will again."""
         self._renewed_at_s = self._clock.now()
 
     @property

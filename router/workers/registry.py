@@ -119,16 +119,17 @@ class WorkerRegistry:
         """The way of requests to a worker in the registry that speaks another dialect; None for our own."""
         return self._connections[worker.address].generator
 
-    def add(self, address: str) -> bool:
+    def add(self, address: str, *, repeats: bool = False) -> bool:
         """Dial a worker, and go on dialling. False: it was known already.
 
+        `repeats`: it registers again and again, and is forgotten when it did not for long.
         Raises InvalidRequest for a bad address, Overloaded for one too many.
         """
         _check(address)
         is_configured = address in self._configured
         known = self._connections.get(address)
         if known is not None:
-            if not is_configured:
+            if repeats and not is_configured:
                 known.renew()
             return False
         if len(self._connections) >= MAX_ADDRESSES and not is_configured:
@@ -142,6 +143,8 @@ class WorkerRegistry:
         slot = self._around.sketch.attach()
         state = WorkerState(address, slot, self._around.sketch, breaker, self._around.clock, self._on_load)
         connection = WorkerConnection(state, self._around, lambda: self._changed(state))
+        if repeats:
+            connection.renew()
         self._connections[address] = connection
         self._tasks[address] = asyncio.create_task(self._follow(connection), name=f"follow {address}")
         _log.info("worker added", address=address)
@@ -149,11 +152,10 @@ class WorkerRegistry:
         return True
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """Dial the workers that siblings know, as many as may be. None has registered again by that."""
+        """Dial the workers that siblings know, as many as may be."""
         for address in addresses:
             try:
-                if address not in self._connections:
-                    self.add(address)
+                self.add(address)
             except Overloaded as error:
                 _log.warning("not all workers that the siblings know are known here", reason=str(error))
                 return

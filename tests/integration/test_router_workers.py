@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -13,6 +14,7 @@ from radixfleet.answers import Delta
 from radixfleet.client import Client
 from radixfleet.errors import Unavailable, UnknownWorker
 from radixfleet.types import Load, TokenArray, WorkerStatus
+from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from router.workers.connection import FORGOTTEN_S
 from tests.support.fake_worker import FakeWorker, Script
 from tests.support.leaping_clock import LeapingClock
@@ -275,9 +277,12 @@ async def test_a_worker_that_used_to_register_and_is_gone_is_forgotten() -> None
     async with running_fleet([configured], clock=clock) as fleet:
         for worker in (by_hand, by_itself):
             await worker.start()
-            await fleet.client.register(worker.address)
-        await fleet.client.register(configured.address)
-        assert not await fleet.client.register(by_itself.address)
+        for _ in range(2):
+            await fleet.client.register(by_hand.address)
+        async with grpc.aio.insecure_channel(fleet.router.address) as channel:
+            for worker in (configured, by_itself):
+                request = fleet_pb2.RegisterRequest(address=worker.address, repeats=True)
+                await fleet_pb2_grpc.FleetStub(channel).Register(request)
         await fleet.until_eligible("w0", "hand", "self")
         clock.leapt_s += 2 * FORGOTTEN_S
         await fleet.client.complete("hello")

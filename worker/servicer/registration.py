@@ -114,7 +114,7 @@ class Registration:
         while True:
             lost.clear()
             try:
-                request = fleet_pb2.RegisterRequest(address=await self._address_for(router))
+                request = fleet_pb2.RegisterRequest(address=await self._address_for(router), repeats=True)
                 response = await stub.Register(request, timeout=_CALL_S, wait_for_ready=not known)
             except (grpc.aio.AioRpcError, OSError) as error:
                 self._failed(router, _words(error))

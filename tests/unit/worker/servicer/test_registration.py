@@ -25,6 +25,7 @@ class RegisteringRouter(fleet_pb2_grpc.FleetServicer):
 
     def __init__(self) -> None:
         self.registered: list[str] = []
+        self.repeats: set[bool] = set()
         self.removed: list[str] = []
         self.port = 0
         self._server: grpc.aio.Server | None = None
@@ -42,6 +43,7 @@ class RegisteringRouter(fleet_pb2_grpc.FleetServicer):
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: object) -> fleet_pb2.RegisterResponse:
         self.registered.append(request.address)
+        self.repeats.add(request.repeats)
         return fleet_pb2.RegisterResponse(added=len(self.registered) == 1)
 
     async def Remove(self, request: fleet_pb2.RemoveRequest, context: object) -> fleet_pb2.RemoveResponse:
@@ -66,6 +68,7 @@ async def test_it_does_not_matter_who_starts_first_or_restarts() -> None:
             late = await RegisteringRouter().start(first.port)
             await until(lambda late=late: len(late.registered) >= 2)
             assert set(late.registered) == {"10.0.0.9:5"}
+            assert late.repeats == {True}
             await late.stop()
 
 
