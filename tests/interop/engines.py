@@ -32,7 +32,19 @@ def process(
 
     From the main thread: SIGTERM ends the block, as Ctrl-C does.
     """
-    signal.signal(signal.SIGTERM, _leave)
+    before = signal.signal(signal.SIGTERM, _leave)
+    try:
+        with _started(command, log, variables) as child:
+            yield child
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _leave:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _started(
+    command: Sequence[str], log: Path, variables: Mapping[str, str] | None
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as output:
         child = subprocess.Popen(
             command,
@@ -56,6 +68,7 @@ def process(
 
 
 def _leave(number: int, _: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would break off what ends the processes
     sys.exit(128 + number)
 
 
