@@ -94,7 +94,9 @@ class RouterSettings(ProcessSettings):
         "the router counts in the model's own tokens. Without it, prompts are sent as text.",
     )
     heartbeat_timeout_s: Seconds = Field(
-        3.0, description="A worker that says nothing for this long gets no requests until it speaks again."
+        10.0,
+        description="A worker that says nothing for this long gets no requests until it speaks again; those that it runs "
+        "are sent elsewhere, or fail.",
     )
     connect_timeout_s: Seconds = Field(
         5.0, description="How long a worker may take to answer a question about itself before it is dialled again."

@@ -43,7 +43,8 @@ _POLL_S = 0.5
 FLEET = """
 routers:
   count: ROUTERS
-  settings: {port: 7070, metrics_port: 7071, http_port: -1, log_level: warning, max_retries: 1}
+  settings:
+    {port: 7070, metrics_port: 7071, http_port: -1, log_level: warning, max_retries: 1, heartbeat_timeout_s: 3}
 models:
   m:
     workers: 3
