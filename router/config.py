@@ -95,8 +95,8 @@ class RouterSettings(ProcessSettings):
     )
     heartbeat_timeout_s: Seconds = Field(
         10.0,
-        description="A worker that says nothing for this long gets no requests until it speaks again; those that it runs "
-        "are sent elsewhere, or fail.",
+        description="A worker that says nothing for this long gets no requests until it speaks again; those that it "
+        "runs are sent elsewhere, or fail.",
     )
     connect_timeout_s: Seconds = Field(
         5.0, description="How long a worker may take to answer a question about itself before it is dialled again."
