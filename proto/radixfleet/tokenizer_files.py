@@ -56,7 +56,7 @@ def spec_from_files(
 
 
 class ArchivedFiles(NamedTuple):
-    """What engines send of their tokenizers, in a zip whose bytes also say when it was made."""
+    """What is read of an engine's zip. Equal files make equal ones, where the bytes of two zips may differ."""
 
     tokenizer_json: str
     config: str
