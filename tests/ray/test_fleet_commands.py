@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -85,10 +86,11 @@ def settled(order: Callable[..., Any], *names: str) -> dict[str, Any]:
 
 def test_no_process_of_the_fleet_yields_to_others(host: RayHost, order: Callable[..., Any]) -> None:
     """Where something else kept the cores busy, Ray's own niceness silenced workers for seconds."""
-    status = order("status")
+    status = settled(order, "router-0", "m-0", "m-1")
     pids = [status["supervisor"]["pid"], *(pid for member in status["members"] for pid in member["pids"])]
+    assert len(pids) >= 4
     found = host.run("ps", "-o", "ni=", "-p", ",".join(map(str, pids))).stdout.split()
-    assert found == ["0"] * len(pids)
+    assert found == [str(os.getpriority(os.PRIO_PROCESS, 0))] * len(pids)
 
 
 def test_an_applied_fleet_serves(host: RayHost, order: Callable[..., Any]) -> None:
