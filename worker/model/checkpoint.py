@@ -34,13 +34,14 @@ class Checkpoint(Protocol):
 class SafetensorsCheckpoint:
     """A directory with model.safetensors, or several files and model.safetensors.index.json, which says what is where.
 
-    Files may hold more than the index takes from them: what was replaced stays there.
+    Files may hold a tensor that the index takes from another one: what was replaced stays there.
     """
 
     def __init__(self, directory: Path) -> None:
         """Raises ModelNotFound or BrokenModel."""
         self._directory = directory
         self._file_of: dict[str, Any] = {}  # open (mapped) files of the safetensors library, which has no public type
+        self._indexed: dict[str, str] = {}
         single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
         if index.exists():
             self._open_indexed(index, single)
@@ -59,11 +60,9 @@ class SafetensorsCheckpoint:
         files = {name: self._opened(self._directory / name) for name in sorted(set(weight_map.values()))}
         if single.exists() and single.name not in files:
             raise BrokenModel(f"{single} is not among the files of {index.name}: remove the one that is out of date")
-        for tensor, name in weight_map.items():
-            file, names = files[name]
-            if tensor not in names:
-                raise BrokenModel(f"{self._directory / name} lacks the tensor {tensor}, which {index.name} says it has")
-            self._file_of[tensor] = file
+        for name, (file, held) in files.items():
+            self._file_of |= {tensor: file for tensor in held if weight_map.get(tensor, name) == name}
+        self._indexed = weight_map
 
     def _opened(self, path: Path) -> tuple[Any, frozenset[str]]:
         """A file, and the names of its tensors."""
@@ -78,13 +77,13 @@ class SafetensorsCheckpoint:
             raise BrokenModel(f"{path} is damaged or cut short ({error}); download it again") from error
 
     def names(self) -> frozenset[str]:
-        """Names of all tensors."""
+        """Names of all tensors that are there, whether or not an index has them."""
         return frozenset(self._file_of)
 
     def tensor(self, name: str) -> Tensor:
         """One tensor on the CPU. Raises BrokenModel when there is none."""
         if name not in self._file_of:
-            raise BrokenModel(f"{self._directory} lacks the tensor {name}")
+            raise BrokenModel(f"{self._directory / self._indexed.get(name, '')} lacks the tensor {name}")
         tensor: Tensor = self._file_of[name].get_tensor(name)
         return tensor
 

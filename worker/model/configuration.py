@@ -162,8 +162,9 @@ def _refuse_unsupported_fields(raw: dict[str, Any], directory: Path) -> None:
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModel(f"{directory}: activation {activation!r} is not supported, only 'silu'")
-    if raw.get("quantization_config"):
-        method = dict(raw["quantization_config"]).get("quant_method", "unknown")
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise UnsupportedModel(
             f"{directory}: {method} checkpoints are not supported; use the unquantized directory or a GGUF file"
         )
@@ -172,17 +173,18 @@ def _refuse_unsupported_fields(raw: dict[str, Any], directory: Path) -> None:
 
 
 def _rope_parameters(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
-    """What older files call rope_scaling and newer ones rope_parameters; the latter hold all there is to say.
+    """What older files call rope_scaling and newer ones rope_parameters; some say a part of it beside them.
 
     Raises UnsupportedModel where it is not one rotation of whole heads, the same in all layers.
     """
-    older, newer = raw.get("rope_scaling"), raw.get("rope_parameters")
-    parameters = {name: raw[name] for name in ("rope_theta", "partial_rotary_factor") if raw.get(name)}
-    parameters |= newer or older or {}
-    if newer and older and any(parameters.get(name) != value for name, value in older.items()):
-        raise UnsupportedModel(
-            f"{directory}: rope_scaling and rope_parameters differ; remove the one that is not meant"
-        )
+    beside = {name: raw[name] for name in ("rope_theta", "partial_rotary_factor") if raw.get(name) is not None}
+    older, newer = _stated_rope(raw.get("rope_scaling")), _stated_rope(raw.get("rope_parameters"))
+    parameters = beside | older | newer
+    for name, value in (*beside.items(), *older.items()):
+        if parameters[name] != value:
+            raise UnsupportedModel(
+                f"{directory}: {name} is given as {value} and as {parameters[name]}; remove the one that is not meant"
+            )
     if any(isinstance(value, dict) for value in parameters.values()):
         raise UnsupportedModel(f"{directory}: a rotation that differs between layers is not supported")
     if float(parameters.get("partial_rotary_factor") or 1) != 1:
@@ -190,8 +192,18 @@ def _rope_parameters(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
     return parameters
 
 
+def _stated_rope(stated: Any) -> dict[str, Any]:
+    """What is in one of the fields, under the newer names; null says nothing."""
+    if not stated:
+        return {}
+    if not isinstance(stated, dict):
+        raise TypeError(f"{stated!r} describes no rotation")
+    said = {name: value for name, value in stated.items() if value is not None and name != "type"}
+    return {"rope_type": stated.get("type") or "default"} | said
+
+
 def _rope_scaling(parameters: dict[str, Any], directory: Path) -> RopeScaling | None:
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = parameters.get("rope_type", "default")
     if kind == "default":
         return None
     if kind == "linear":

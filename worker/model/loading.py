@@ -156,10 +156,11 @@ class _Loader:
 
     def _refuse_other_head(self) -> None:
         """Files may hold a tied head a second time. Where it is another one, transformers does not tie it."""
-        config, names = self._config, ("lm_head.weight", "model.embed_tokens.weight")
+        names = ("lm_head.weight", "model.embed_tokens.weight")
         if names[0] not in self._checkpoint.names():
             return
-        head, embedding = (self._read(name, (config.vocab_size, config.hidden_size)).to(self._dtype) for name in names)
+        self._taken.add(names[0])
+        head, embedding = (self._checkpoint.tensor(name).to(self._dtype) for name in names)
         if not torch.equal(head, embedding):
             raise BrokenModel(
                 f"tensor {names[0]} is not that of {names[1]}, to which the configuration ties it: "

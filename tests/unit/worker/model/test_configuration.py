@@ -93,6 +93,22 @@ def test_both_spellings_of_the_rope_settings_are_read(tmp_path: Path) -> None:
     assert load_config(changed(tmp_path, rope_parameters={"rope_type": "default"})).rope_scaling is None
 
 
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        ({"type": "linear", "factor": 2}, {"rope_type": "linear", "factor": 2.0}),
+        ({"type": "linear", "rope_type": "linear", "factor": 2}, {"rope_type": "linear", "factor": 2, "type": None}),
+        (None, {"rope_type": "linear", "factor": 2, "rope_theta": None}),
+        ({"type": "linear", "factor": 2}, {}),
+    ],
+)
+def test_one_rotation_may_be_given_in_two_spellings(tmp_path: Path, older: object, newer: object) -> None:
+    config = load_config(changed(tmp_path, rope_theta=5e5, rope_scaling=older, rope_parameters=newer))
+    assert (config.rope_theta, config.rope_scaling) == (5e5, LinearScaling(2))
+    plain = changed(tmp_path, rope_scaling={"type": "default"}, rope_parameters={"rope_theta": 10_000})
+    assert load_config(plain).rope_scaling is None
+
+
 def test_end_tokens_are_the_union_of_both_files(tmp_path: Path) -> None:
     changed(tmp_path, eos_token_id=7)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7, 3]}))
@@ -155,8 +171,10 @@ def test_biases_follow_the_architecture(tmp_path: Path) -> None:
         ),
         (
             {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "rope_scaling and rope_parameters differ",
+            "rope_type is given as yarn and as default; remove the one that is not meant",
         ),
+        ({"rope_theta": 5e5, "rope_parameters": {"rope_theta": 1e4}}, "rope_theta is given as 500000.0 and as 10000.0"),
+        ({"quantization_config": "awq"}, "awq checkpoints are not supported"),
         ({"is_causal": False}, "is_causal"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported, only 'linear' and 'llama3'"),
     ],
@@ -171,8 +189,9 @@ def test_broken_directories_say_what_is_wrong(tmp_path: Path) -> None:
         load_config(tmp_path)
     with pytest.raises(BrokenModel, match="lacks the field 'hidden_size'"):
         load_config(changed(tmp_path, drop=("hidden_size",)))
-    with pytest.raises(BrokenModel, match="wrong type"):
-        load_config(changed(tmp_path, vocab_size=None))
+    for fields in ({"vocab_size": None}, {"rope_scaling": "linear"}, {"rope_scaling": [1], "rope_parameters": {}}):
+        with pytest.raises(BrokenModel, match="wrong type"):
+            load_config(changed(tmp_path, **fields))
     for content, message in (("{", "is not valid JSON"), ("[]", "does not hold a JSON object")):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(BrokenModel, match=message):
