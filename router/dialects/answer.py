@@ -140,6 +140,7 @@ class Answer:
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             counts_follow=self.ending is not None,
+            is_whole=self.ending is not None,
         )
         return inference_pb2.GenerateResponse(started=started)
 

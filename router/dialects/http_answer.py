@@ -144,6 +144,7 @@ class HttpAnswer:
             worker_id=self._names.worker_id,
             prompt_tokens=self._prompt_tokens or 0,
             counts_follow=True,
+            is_whole=self.is_whole,
         )
         return inference_pb2.GenerateResponse(started=started)
 

@@ -185,7 +185,8 @@ class Dispatcher:
         """Account for a reply. False: it is held back."""
         lease = attempt.lease
         if reply.kind == "started":
-            lease.started(reply.cached_tokens)
+            if not reply.message.started.is_whole:
+                lease.started(reply.cached_tokens)
             record.cached_tokens = reply.cached_tokens
             attempt.held = None if attempt.is_visible else reply
             return False

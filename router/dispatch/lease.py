@@ -125,11 +125,8 @@ class Lease:
             return
         self.is_open = False
         booked_at_s = self._booking.booked_at_s
-        # An engine that tells at its end what it found, and neither told nor made a token, has not shown that it began:
-        # it was not even asked where the answer was whole already.
-        has_begun = self.is_started and not (self._awaits_receipt and self._booking.tokens)
         self.worker.books.close(self._booking)
-        if has_begun:
+        if self.is_started:
             self._sketch.end(self._blocks, self.request.output_hashes(output) if len(output) else None)
         else:
             self._sketch.abandon(self._blocks)

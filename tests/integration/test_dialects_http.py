@@ -204,7 +204,7 @@ async def test_an_answer_that_the_client_has_whole_is_not_asked_for(
 ) -> None:
     """Its worker was lost after the last token: the engine would have added one more."""
     engine = OpenAiEngine()
-    request = generate_request(list(b"hello"), {"temperature": 0, **limit})
+    request = generate_request(list(b"hello" * 20), {"temperature": 0, **limit})
     request.generated.CopyFrom(pack_tokens(np.full(num_tokens, 97, dtype=np.uint32)))
     async with (
         behind_router(engine, tokenizers=(f"fake-model={model_directory(tmp_path)}",)) as fleet,
@@ -215,6 +215,7 @@ async def test_an_answer_that_the_client_has_whole_is_not_asked_for(
         assert last.finished.reason == inference_pb2.FINISH_REASON_LENGTH
         assert last.finished.usage.completion_tokens == num_tokens
         assert not engine.calls
+        assert fleet.router.sketch.num_blocks == 0
 
 
 # Parameters.

@@ -532,6 +532,7 @@ class Started(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
     COUNTS_FOLLOW_FIELD_NUMBER: _builtins.int
+    IS_WHOLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     execution_id: _builtins.str
     """Unique to this run of this request; Worker.Abort takes it. Also sent as initial metadata "radixfleet-execution-id"."""
@@ -543,6 +544,8 @@ class Started(_message.Message):
     """The engine tells its counts at the end alone, with the usage: cached_tokens is 0 here, and prompt_tokens too where the
     prompt's tokens are not known. Engines that speak nothing but OpenAI's HTTP do so.
     """
+    is_whole: _builtins.bool
+    """With `generated`: that was the whole answer already, and nothing is computed."""
     @_builtins.property
     def route(self) -> Global___RouteDecision:
         """How the router chose; absent from a worker that was called directly."""
@@ -557,10 +560,11 @@ class Started(_message.Message):
         cached_tokens: _builtins.int = ...,
         route: Global___RouteDecision | None = ...,
         counts_follow: _builtins.bool = ...,
+        is_whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_route", b"_route", "route", b"route"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_route", b"_route", "cached_tokens", b"cached_tokens", "counts_follow", b"counts_follow", "execution_id", b"execution_id", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_route", b"_route", "cached_tokens", b"cached_tokens", "counts_follow", b"counts_follow", "execution_id", b"execution_id", "is_whole", b"is_whole", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "route", b"route", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__route: _TypeAlias = _typing.Literal["route"]  # noqa: Y015
     _WhichOneofArgType__route: _TypeAlias = _typing.Literal["_route", b"_route"]  # noqa: Y015

@@ -79,13 +79,13 @@ def test_an_engine_that_never_tells_is_not_counted() -> None:
     assert parts.sketch.match(prepared(300).block_hashes)[0] == 4, "what it computed is taken to be there"
 
 
-def test_an_engine_that_made_no_token_and_tells_nothing_has_cached_nothing() -> None:
-    """Where the client had the whole answer already, its engine is not asked: its prompt was taken to be there."""
+def test_an_engine_that_made_no_token_and_tells_nothing_has_the_prompt() -> None:
+    """It ended the answer at once, and had computed the prompt for that."""
     parts = Parts(1)
     lease = parts.chooser.choose(prepared(300))
     lease.started(None)
     lease.settle(Verdict.ANSWERED)
-    assert parts.sketch.match(prepared(300).block_hashes)[0] == 0
+    assert parts.sketch.match(prepared(300).block_hashes)[0] == 4
     parts.check_settled()
 
 

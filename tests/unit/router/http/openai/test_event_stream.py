@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from starlette.types import Message
 
-from router.http.openai import event_stream
 from router.http.openai.event_stream import EventStream
 from tests.support.waiting import until
 
@@ -27,9 +26,12 @@ class Client:
         return b"".join(message.get("body", b"") for message in self.taken)
 
 
-@pytest.fixture(autouse=True)
-def _briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "SILENCE_S", 0.02)
+def let_silence_pass(stream: EventStream) -> None:
+    """As after SILENCE_S."""
+    timer = stream._looking
+    assert timer is not None
+    timer._run()
+    timer.cancel()
 
 
 async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
@@ -37,7 +39,10 @@ async def test_a_silent_stream_is_kept_alive_by_comments() -> None:
     client = Client()
     stream = EventStream(client.send)
     async with stream.kept_alive():
-        await until(lambda: client.body.count(b":\n\n") >= 3)
+        for count in range(1, 4):
+            let_silence_pass(stream)
+            await until(lambda count=count: client.body.count(b":\n\n") == count)
+            let_silence_pass(stream)  # it was written since the last time
         stream.put(b"{}")
         await stream.flush()
     await stream.end()
@@ -51,10 +56,10 @@ async def test_a_client_that_takes_nothing_gets_one_comment() -> None:
     client.gate.clear()
     stream = EventStream(client.send)
     async with stream.kept_alive():
-        await until(lambda: stream.has_begun)
-        comment = stream._comment
-        await asyncio.sleep(0.2)
-        assert stream._comment is comment
+        for _ in range(3):
+            let_silence_pass(stream)
+            await asyncio.sleep(0)
+        assert stream.has_begun
         client.gate.set()
     assert client.body == b":\n\n"
 
@@ -66,5 +71,6 @@ async def test_what_fails_early_has_said_nothing() -> None:
         async with stream.kept_alive():
             raise ValueError("early")
     assert not stream.has_begun
-    await asyncio.sleep(0.1)
+    assert stream._looking is not None
+    assert stream._looking.cancelled()
     assert client.taken == []
