@@ -17,6 +17,7 @@ from radixfleet.convert import pack_tokens
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
 from radixfleet.types import FinishReason
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
+from router.dialects.engine import EngineSpeaker
 from router.workers import tokenizers
 from tests.support.engine_fleet import behind_router
 from tests.support.foreign_engine import Dialect, ForeignEngine, alphabet
@@ -123,6 +124,23 @@ async def test_a_tokenizer_is_read_once_for_all_engines_and_takes_its_time(
         await until(lambda: fleet.state(first).incarnation != was and not fleet.state(first).ineligible_reason)
         assert (await fleet.client.complete("hello", max_new_tokens=2)).text == text(5, 2)
     assert reads == 1
+
+
+async def test_a_tokenizer_that_was_just_read_is_not_dropped_for_another_models_worker(
+    make: Callable[..., ForeignEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read a second time, and made into JSON on the event loop for that."""
+    is_healthy, made = EngineSpeaker._is_healthy, []
+
+    async def while_another_comes(speaker: EngineSpeaker) -> bool:
+        if not made:
+            speaker._archives.keep_only(())  # type: ignore[attr-defined]
+        return await is_healthy(speaker)
+
+    monkeypatch.setattr(EngineSpeaker, "_is_healthy", while_another_comes)
+    monkeypatch.setattr(tokenizers, "_make", lambda *given: made.append(given))
+    async with behind_router(make()):
+        assert not made
 
 
 async def test_a_client_that_leaves_ends_the_request_at_the_engine(make: Callable[..., ForeignEngine]) -> None:

@@ -105,13 +105,13 @@ async def test_more_than_may_be_known_are_not_learnt(monkeypatch: pytest.MonkeyP
         assert fleet.addresses() == ADDRESSES[:2]
 
 
-async def test_news_of_a_removed_worker_are_not_of_its_successor() -> None:
+async def test_news_of_a_removed_worker_is_not_of_its_successor() -> None:
     async with told() as fleet:
         old = fleet.add(ADDRESSES[0], "w0")
         fleet.registry.remove(old)
         fleet.add(ADDRESSES[0], "w0")
         fleet.registry.resumed(old)
-        assert [worker.worker_id for worker in fleet.registry.group("m").workers] == ["w0"]
+        assert ADDRESSES[0] in fleet.registry._kinds, "else its tokenizer is dropped"
 
 
 async def test_workers_without_a_name_are_no_doubles() -> None:
