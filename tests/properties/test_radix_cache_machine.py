@@ -167,9 +167,12 @@ class RadixCacheMachine(RuleBasedStateMachine):
             self.model[key].let_go = self.now
         locked = self.locked()
         for key in reversed(keys):
-            if key in locked or any((n, p[: -self.page_size]) == key for n, p in self.model):
+            namespace, tokens = key
+            gone = [other for other in self.model if other[0] == namespace and other[1].startswith(tokens)]
+            if key in locked or (len(gone) > 1 and len(tokens) <= sequence.cached):
                 break
-            del self.model[key]
+            for other in gone:
+                del self.model[other]
         return multiple()
 
     def compute(self, sequence: Sequence, num_tokens: int) -> None:

@@ -72,4 +72,7 @@ class CachedSequence:
     def abort(self, *, forget: bool = False) -> None:
         self.allocator.free(int32(sorted(self.own)))
         self.own.clear()
-        (self.cache.forget if forget else self.cache.unlock)(self.handle)
+        if forget:
+            self.cache.forget(self.handle, self.cached)
+        else:
+            self.cache.unlock(self.handle)

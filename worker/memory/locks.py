@@ -56,9 +56,9 @@ class Locks:
                 self.evictable_pages += len(node.pages)
             node = node.parent
 
-    def put_first(self, leaf: Node) -> None:
-        """An unlocked leaf is the next to be evicted."""
-        self.order.move_to_end(leaf, last=False)
+    def put_first(self, node: Node) -> None:
+        """An unlocked node is the next to be evicted. All below it must be put before it, parents first."""
+        self.order.move_to_end(node, last=False)
 
     def hung(self, num_pages: int) -> None:
         """A node with so many pages was added. Counted as evictable for a moment: whoever adds it locks it."""

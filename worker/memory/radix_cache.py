@@ -41,7 +41,7 @@ Routing blocks. A node has the chained hashes of the 64-token blocks that end in
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -222,14 +222,20 @@ class RadixCache:
         """End a handle's lock. What nobody else has locked becomes evictable, as the most recently used."""
         self._drop_if_empty(self._locks.release(handle.end()))
 
-    def forget(self, handle: Handle) -> None:
-        """End a handle's lock, and evict what led to it, unless somebody has it locked or something goes on from it."""
+    def forget(self, handle: Handle, found: int) -> None:
+        """End a handle's lock, and evict what led to it, unless somebody has it locked.
+
+        `found`: so many tokens of it were there before. Of them only that goes from which nothing goes on; of what came
+        after them everything, with what others have hung below it.
+        """
         node = handle.node
         self.unlock(handle)
-        while node.parent is not None and not node.locks and not node.children:
-            above = node.parent
-            self._locks.put_first(node)
-            self.evict(len(node.pages))
+        while node.parent is not None and not node.locks and (node.end > found or not node.children):
+            above, num_pages = node.parent, 0
+            for spoilt in _with_descendants([node]):
+                self._locks.put_first(spoilt)
+                num_pages += len(spoilt.pages)
+            self.evict(num_pages)
             node = above
 
     def pages_released_by(self, handle: Handle) -> int:
@@ -297,11 +303,7 @@ class RadixCache:
 
     def nodes(self) -> Iterator[Node]:
         """Every node, roots included, parents first. O(tree): for checks, digests and tests."""
-        stack: list[Node] = list(self._roots.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+        return _with_descendants(self._roots.values())
 
     def _common_pages(self, run: Int32Array, tokens: Int32Array) -> int:
         """Tokens in which a node's run and `tokens` agree, in whole pages."""
@@ -326,6 +328,15 @@ class RadixCache:
         if isinstance(node, Root) and not node.children and not node.locks:
             del self._roots[node.namespace]
             node.cuts += 1
+
+
+def _with_descendants(tops: Iterable[Node]) -> Iterator[Node]:
+    """Parents first."""
+    stack = list(tops)
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(node.children.values())
 
 
 def _page_at(tokens: Int32Array, position: int, page_size: int) -> bytes:

@@ -134,11 +134,11 @@ class Holdings:
     def release(self, holding: Holding, *, forget: bool = False) -> None:
         """Give everything back. No launched step may read or write any of it any more.
 
-        `forget`: the cache is not to keep its prefix for others, as far as it had that alone.
+        `forget`: the cache is not to keep its prefix for others, see `RadixCache.forget`.
         """
         own = self.own_pages(holding)
         if forget:
-            self.cache.forget(holding.handle)
+            self.cache.forget(holding.handle, holding.matched)
         else:
             self.cache.unlock(holding.handle)
         self.allocator.free(own)

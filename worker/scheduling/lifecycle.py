@@ -90,7 +90,7 @@ class Lifecycle:
         too, or all who send the same prompt would fail.
         """
         request.is_poisoned = True
-        request.gave_nan = is_alone and not cause
+        request.gave_nan |= is_alone and not cause
         if request.state is not State.FINISHED:
             alone = cause or "the model gave it no valid probabilities (NaN)"
             why = alone if is_alone else "the device could not compute its step"

@@ -346,6 +346,35 @@ class TestFailure:
         assert worker.state(2).cached_tokens == expected, "what an earlier step had computed, unless it may be spoilt"
         worker.assert_tokens(2)
 
+    def test_a_nan_counts_though_the_next_step_fails_as_a_whole(self) -> None:
+        worker = SimWorker(chunk=16)
+        worker.submit(make_submit(1, np.arange(40), 6))
+        for _ in range(2):
+            worker.step()
+        worker.runner.faults.nan_sequences[3] = {0}
+        worker.runner.faults.step_errors[4] = "injected"
+        for _ in range(2):
+            worker.launch()
+        worker.settle_all()
+        worker.assert_idle()
+        assert worker.scheduler.cache.total_pages == 0
+
+    def test_a_nan_takes_what_others_have_hung_below_its_own_prefix(self) -> None:
+        worker = SimWorker(chunk=16, shared_prefix_tokens=1_000)
+        worker.submit(make_submit(1, np.arange(40), 6))
+        worker.step()
+        worker.submit(make_submit(2, [*range(16), *range(100, 180)], 6))
+        while 2 not in worker.scheduler.running_uids:
+            worker.step()
+        worker.step()
+        worker.abort(2)
+        worker.runner.faults.nan_sequences[len(worker.plans) + 1] = {0}
+        worker.run()
+        failed = worker.state(1).ended
+        assert failed is not None
+        assert failed.code == "INTERNAL"
+        assert worker.scheduler.cache.total_pages == 0
+
     def test_a_nan_takes_nothing_that_others_go_on_from(self) -> None:
         worker = SimWorker(chunk=64)
         shared = list(range(16))
