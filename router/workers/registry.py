@@ -127,9 +127,10 @@ class WorkerRegistry:
         """
         _check(address)
         is_configured = address in self._configured
+        repeats = repeats and not is_configured
         known = self._connections.get(address)
         if known is not None:
-            if repeats and not is_configured:
+            if repeats:
                 known.renew()
             return False
         if len(self._connections) >= MAX_ADDRESSES and not is_configured:

@@ -20,6 +20,8 @@ _COMBINING = frozenset(
     {"anyOf", "oneOf", "$ref", "if", "dependentSchemas", "patternProperties", "unevaluatedProperties"}
 )
 """Beside `properties` or `required`, they have a say in what the object may hold."""
+_DECODER = msgspec.json.Decoder(float_hook=lambda number: msgspec.Raw(number.encode()))
+"""Leaves numbers as they are written: 1e2 would become 100.0."""
 
 
 def closed(text: str) -> str:
@@ -28,7 +30,7 @@ def closed(text: str) -> str:
     What is no JSON stays as it is, for whoever compiles it to refuse.
     """
     try:
-        schema = msgspec.json.decode(text)
+        schema = _DECODER.decode(text)
         parts = list(_parts(schema))
         if any(_is_combined(part) for part in parts):
             return text

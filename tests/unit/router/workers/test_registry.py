@@ -97,6 +97,15 @@ async def test_what_siblings_know_has_not_registered_again() -> None:
         assert {connection._renewed_at_s for connection in fleet.registry._connections.values()} == {None}
 
 
+async def test_who_registers_again_is_given_up_unless_it_is_configured() -> None:
+    async with told(ADDRESSES[0]) as fleet:
+        for _ in range(2):
+            for address in ADDRESSES[:2]:
+                fleet.registry.add(address, repeats=True)
+        renewed = [connection._renewed_at_s for connection in fleet.registry._connections.values()]
+        assert [each is not None for each in renewed] == [False, True]
+
+
 async def test_more_than_may_be_known_are_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process whose siblings knew as many as may be did not start."""
     monkeypatch.setattr(module, "MAX_ADDRESSES", 2)

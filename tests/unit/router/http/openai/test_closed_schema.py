@@ -60,6 +60,12 @@ def test_anything_else_stays_as_it_is(schema: Any) -> None:
     assert closed(json.dumps(schema)) == json.dumps(schema)
 
 
+def test_numbers_stay_as_they_are_written() -> None:
+    numbers = "1e2,0.10,1e999,100,12345678901234567890123"
+    expected = f'{{"properties":{{"a":{{"enum":[{numbers}]}}}},"additionalProperties":false}}'
+    assert closed(f'{{"properties":{{"a":{{"enum":[{numbers}]}}}}}}') == expected
+
+
 @pytest.mark.parametrize("text", ["", "no JSON", "{", '{"items":' * 5000 + "1" + "}" * 5000])
 def test_what_cannot_be_read_stays_as_it_is(text: str) -> None:
     assert closed(text) == text
