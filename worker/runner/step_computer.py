@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -106,9 +107,10 @@ class StepComputer:
         return self._sampler.settle(drawn)
 
     def is_sound(self) -> bool:
-        """Whether the logits of a step of one token are numbers. Before any request has come."""
+        """Whether the logits of a step of token 0 are numbers. Before any request has come."""
+        plan = msgspec.structs.replace(largest_step(1, 1, 1), relayed=np.zeros(1, np.bool_))
         try:
-            return not self.compute(largest_step(1, 1, 1)).failed.any()
+            return not self.compute(plan).failed.any()
         finally:
             self._pool.clear_sink()
 

@@ -147,9 +147,10 @@ class _Loading:
         with advised(Stage.START, Bound.ALLOCATION, self._device):
             computer = parts.computer(model, rows, sampler, plan.num_pages)
             if not computer.is_sound():
+                way_out = "download the model again" if ready.dtype == "float32" else "set another --dtype"
                 raise UnsupportedModel(
                     f"the model's weights are numbers, but its logits are NaN: a computation exceeds {ready.dtype}; "
-                    "set another --dtype"
+                    f"{way_out}"
                 )
         if graphs_bytes is not None:
             self._record_decodes(computer, max_running, graphs_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from radixfleet.clock import MonotonicClock
 from tests.support.tiny_model import tiny_model
 from worker.core.messages import Ready
+from worker.model import loading
 from worker.model.errors import UnsupportedModel
 from worker.model.linear import DenseBackend
 from worker.model.loading import load_model
@@ -59,6 +61,21 @@ def test_a_model_whose_computations_exceed_the_dtype_does_not_start(tmp_path: Pa
     assert loaded(path=path).dtype == "float32"
     with pytest.raises(UnsupportedModel, match="a computation exceeds float16; set another --dtype"):
         loaded(dtype="float16", path=path)
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_whether_a_model_is_sound_is_asked_of_one_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_sound: bool
+) -> None:
+    """Not of whichever was drawn last. NaN in a weight stands for one that comes while the model computes."""
+    path = tmp_path / "model"
+    shutil.copytree(tiny_model(), path)
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][slice(1, None) if is_sound else 0] = torch.nan
+    save_file(weights, path / "model.safetensors")
+    monkeypatch.setattr(loading, "refuse_nan", lambda _name, _tensor: None)
+    with nullcontext() if is_sound else pytest.raises(UnsupportedModel, match="float32; download the model again"):
+        loaded(path=path)
 
 
 def test_the_pool_is_not_promised_what_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
