@@ -23,12 +23,18 @@ from radixfleet.types import Grammar
 
 _TRY_S = 5.0
 """How much CPU time compiling may take: how busy the machine is says nothing of a grammar."""
-_WALL_S = 4 * _TRY_S
-"""How long the process may take to start and to answer; longer, and it is stopped or gets too little CPU."""
+_WALL_S = 8 * _TRY_S
+"""How long the process may take to start, and then to answer; longer, and it is stopped or gets too little CPU."""
 _REST_S = 10.0
 """After two processes in a row that did not answer: nobody waits for the next one meanwhile."""
+_DEADLY_S = 60.0
+"""A grammar whose processes are killed, by the OOM killer say, costs the others a rest no more often than this."""
 
 _log = structlog.get_logger(__name__)
+
+
+class _Killed(ChildProcessError):
+    """While it tried a grammar."""
 
 
 class GrammarChecker:
@@ -41,11 +47,12 @@ class GrammarChecker:
         self._wall_s = wall_s
         self._process: Process | None = None
         self._rests_until_s = 0.0
+        self._deadly_until_s: dict[Grammar, float] = {}
 
     async def why_not(self, grammar: Grammar) -> str:
         """Why a grammar cannot be used; empty when it can. Raises Unavailable when that cannot be found out now."""
-        if self._clock.now() < self._rests_until_s:
-            raise _unavailable()
+        if self._wait_s(grammar) > 0:
+            raise self._unavailable(grammar)
         try:
             try:
                 return await self._ask(grammar)
@@ -53,9 +60,19 @@ class GrammarChecker:
                 _log.warning("a grammar is tried once more, in a new process", error=repr(error))
                 return await self._ask(grammar)
         except OSError as error:
-            self._rests_until_s = self._clock.now() + _REST_S
+            now = self._clock.now()
+            self._rests_until_s = now + _REST_S
+            self._deadly_until_s = {it: until_s for it, until_s in self._deadly_until_s.items() if until_s > now}
+            if isinstance(error, _Killed):
+                self._deadly_until_s[grammar] = now + _DEADLY_S
             _log.error("the process that tries grammars does not start or answer", error=repr(error))
-            raise _unavailable() from error
+            raise self._unavailable(grammar) from error
+
+    def _wait_s(self, grammar: Grammar) -> float:
+        return max(self._rests_until_s, self._deadly_until_s.get(grammar, 0.0)) - self._clock.now()
+
+    def _unavailable(self, grammar: Grammar) -> Unavailable:
+        return Unavailable("no grammar can be tried here at the moment", retry_after_s=self._wait_s(grammar))
 
     async def close(self) -> None:
         """End the process."""
@@ -66,6 +83,7 @@ class GrammarChecker:
         try:
             async with asyncio.timeout(self._wall_s):
                 process = await self._running()
+            async with asyncio.timeout(self._wall_s):
                 answer = await _answer(process, grammar)
                 return self._why_ended(await process.wait()) if answer is None else answer
         except OSError:  # TimeoutError is one
@@ -73,11 +91,11 @@ class GrammarChecker:
             raise
 
     def _why_ended(self, returncode: int) -> str:
-        """What is wrong with the grammar. Raises ChildProcessError when nothing is known to be."""
+        """What is wrong with the grammar. Raises _Killed when nothing is known to be."""
         if returncode == -signal.SIGPROF:
             return f"compiling it takes longer than {self._try_s:g} s"
         if returncode == -signal.SIGKILL:  # somebody's, or the OOM killer's: no limit of its own ends it so
-            raise ChildProcessError("it was killed")
+            raise _Killed("it was killed")
         _log.warning("a grammar ended the process that tried it", returncode=returncode)
         return "it is too large or nested too deeply"
 
@@ -100,10 +118,6 @@ class GrammarChecker:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-
-def _unavailable() -> Unavailable:
-    return Unavailable("no grammar can be tried here at the moment", retry_after_s=_REST_S)
 
 
 async def _answer(process: Process, grammar: Grammar) -> str | None:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from tests.support.tiny_model import tiny_model
 from tests.support.waiting import until
 from worker.core.messages import Prepare, Prepared
 from worker.model.tokenizer_files import load_tokenizer_spec
+from worker.servicer import grammar_checker
 from worker.servicer.grammar_checker import GrammarChecker
 from worker.servicer.grammars import Grammars
 
@@ -133,6 +135,34 @@ async def test_a_process_that_gets_no_cpu_is_waited_for(spec: TokenizerSpec) -> 
         await asyncio.wait([trying], timeout=1.0)
         os.kill(checker._process.pid, signal.SIGCONT)
         assert await trying == ""
+    finally:
+        await checker.close()
+
+
+async def test_the_start_of_the_process_takes_none_of_the_time_for_a_grammar(
+    spec: TokenizerSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 50 s by the loop's clock, of 60."""
+    loop, late_s = asyncio.get_running_loop(), 0.0
+    now, answer = loop.time, grammar_checker._answer
+    monkeypatch.setattr(loop, "time", lambda: now() + late_s)
+
+    async def answer_late(process: Process, grammar: Grammar) -> str | None:
+        nonlocal late_s
+        late_s += 50.0
+        return await answer(process, grammar)
+
+    class StartsLate(GrammarChecker):
+        async def _running(self) -> Process:
+            nonlocal late_s
+            late_s += 50.0
+            return await super()._running()
+
+    monkeypatch.setattr(grammar_checker, "_answer", answer_late)
+    checker = StartsLate(spec, MonotonicClock(), wall_s=60.0)
+    try:
+        assert await checker.why_not(regex("a+")) == ""
+        assert late_s == 100.0, "at once, by the only process"
     finally:
         await checker.close()
 
@@ -301,6 +331,29 @@ async def test_a_process_that_does_not_start_or_answer_is_no_fault_of_a_grammar(
         clock.advance(first.retry_after_s or 0.0)
         checker._wall_s = 60.0
         await grammars.admit(regex("a"))
+    finally:
+        await checker.close()
+
+
+async def test_a_grammar_that_gets_its_processes_killed_waits_longer_than_the_others(
+    break_python: Callable[[str], None], spec: TokenizerSpec
+) -> None:
+    """By the OOM killer, say: who tries it again and again would keep everybody else's from being tried."""
+    clock, python = ManualClock(), sys.executable
+    checker = GrammarChecker(spec, clock)
+    try:
+        break_python("echo ready; read it; read it; kill -9 $$")
+        with pytest.raises(Unavailable) as refused:
+            await checker.why_not(regex("a"))
+        assert refused.value.retry_after_s == 60.0
+        sys.executable = python
+        clock.advance(10.0)
+        assert await checker.why_not(regex("b")) == ""
+        with pytest.raises(Unavailable) as refused:
+            await checker.why_not(regex("a"))
+        assert (refused.value.retry_after_s, refused.value.__cause__) == (50.0, None)
+        clock.advance(50.0)
+        assert await checker.why_not(regex("a")) == ""
     finally:
         await checker.close()
 
