@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from radixfleet import convert
 from radixfleet.clock import Clock
 from radixfleet.errors import InternalError
-from radixfleet.output_text.detokenizer import Detokenizer
 from radixfleet.output_text.output import OutputText
-from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
+from radixfleet.output_text.texts import texts_of
 from radixfleet.text import Tokenizer
 from radixfleet.types import FinishReason, SamplingParams, TokenArray
 from radixfleet.v1 import inference_pb2
@@ -70,15 +68,13 @@ class Answer:
         self._prompt_tokens = len(prompt)
         self._generated_tokens = len(generated)
         self._most_tokens = (sampling.max_new_tokens or 0) - len(generated)
-        self._tokenizer = tokenizer
         self._sampling = sampling
         self._clock = clock
         self._times = _Times(clock.now())
         self._stop_ids = frozenset(sampling.stop_token_ids) | (
             frozenset() if sampling.ignore_eos else frozenset(tokenizer.eos_token_ids)
         )
-        stops = StopStrings(sampling.stop) if sampling.stop else None
-        self._choices = [_Choice(self._output_text(stops, prompt)) for _ in range(sampling.n)]
+        self._choices = [_Choice(text) for text in texts_of(tokenizer, sampling, self._stop_ids, prompt)]
         self._cached_tokens: int | None = None
         self.ending = self._replay(generated.tolist())
         """Where the client has all of the answer, its end: the engine is not asked, and what it cached is not known."""
@@ -190,15 +186,6 @@ class Answer:
             prefill_s=first_s - self._times.sent_s,
             decode_s=now_s - first_s,
         )
-
-    def _output_text(self, stops: StopStrings | None, prompt: TokenArray) -> OutputText:
-        skip = self._sampling.skip_special_tokens
-        detokenizer = Detokenizer(
-            partial(self._tokenizer.decode, skip_special_tokens=skip),
-            self._tokenizer.special_token_ids if skip else frozenset(),
-            context=prompt[-1:].tolist(),
-        )
-        return OutputText(detokenizer, StopMatcher(stops) if stops is not None else None, self._stop_ids)
 
 
 def _output_logprobs(part: Part, num_tops: int | None) -> list[inference_pb2.TokenLogprobs]:

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -18,9 +17,8 @@ import numpy as np
 from radixfleet import blocks, convert
 from radixfleet.errors import InvalidRequest
 from radixfleet.guard import client_salt
-from radixfleet.output_text.detokenizer import Detokenizer
 from radixfleet.output_text.output import OutputText
-from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
+from radixfleet.output_text.texts import texts_of
 from radixfleet.sampling import check_continuable, sampling_params
 from radixfleet.text import Tokenizer
 from radixfleet.types import HashArray, SamplingParams, TokenArray
@@ -150,10 +148,8 @@ class Intake:
         max_new_tokens = self._max_new_tokens(sampling, len(tokens), Limits.from_ready(ready))
         generated = self._generated(request, sampling, max_new_tokens)
         end_of_sequence = () if sampling.ignore_eos else self._tokenizer.eos_token_ids
-        stop_token_ids = tuple(
-            dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids, *self._invisible_stops(sampling)))
-        )
-        texts = self._texts(sampling, frozenset(stop_token_ids), tokens)
+        stop_token_ids = tuple(dict.fromkeys((*end_of_sequence, *sampling.stop_token_ids)))
+        texts = texts_of(self._tokenizer, sampling, frozenset(stop_token_ids), tokens)
         least = sampling.min_new_tokens
         return Prepared(
             tokens=tokens,
@@ -166,13 +162,6 @@ class Intake:
             namespace=blocks.namespace(self._model, request.cache_salt),
             priority=request.priority,
         )
-
-    def _invisible_stops(self, sampling: SamplingParams) -> list[int]:
-        """Of the stop strings those that are special tokens, and so never come in the text."""
-        if not sampling.skip_special_tokens:
-            return []
-        token_ids = map(self._tokenizer.special_token_id, sampling.stop)
-        return [token_id for token_id in token_ids if token_id is not None]
 
     def _tokens(self, prompt: inference_pb2.Prompt) -> TokenArray:
         tokens = self._tokenizer.encode_prompt(convert.prompt_form(prompt))
@@ -192,21 +181,6 @@ class Intake:
                     field="generated",
                 )
         return generated
-
-    def _texts(self, sampling: SamplingParams, stop_token_ids: frozenset[int], prompt: TokenArray) -> list[OutputText]:
-        skip = sampling.skip_special_tokens
-        decode = partial(self._tokenizer.decode, skip_special_tokens=skip)
-        invisible = self._tokenizer.special_token_ids if skip else frozenset()
-        context = prompt[-1:].tolist()
-        stops = StopStrings(sampling.stop) if sampling.stop else None
-        return [
-            OutputText(
-                Detokenizer(decode, invisible, context=context),
-                StopMatcher(stops) if stops is not None else None,
-                stop_token_ids,
-            )
-            for _ in range(sampling.n)
-        ]
 
     def _text(self, request: inference_pb2.DetokenizeRequest) -> str:
         ids = np.array(request.token_ids, dtype=np.uint32)

@@ -273,7 +273,9 @@ class SamplingParams(_message.Message):
     """
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Generation ends when one of these appears in the text; it is not part of the text returned. At most 16, 1,024 bytes each."""
+        """Generation ends when one of these appears in the text; it is not part of the text returned. At most 16, 1,024 bytes each.
+        One that is a special token ends it also where the text leaves such tokens out.
+        """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -88,6 +88,7 @@ def test_of_all_log_probabilities_the_last_are_those_of_tokens_that_no_chunk_had
         (b"ab", {"stop_token_ids": (98,)}, inference_pb2.FINISH_REASON_STOP),
         (b"abc", {"stop": ("bc",)}, inference_pb2.FINISH_REASON_STOP),
         (b"abc", {"stop": ("cd",)}, None),
+        ([97, EOS], {"stop": ("<|end|>",), "ignore_eos": True}, inference_pb2.FINISH_REASON_STOP),
     ],
 )
 def test_an_answer_that_the_client_has_whole_lacks_only_its_end(
@@ -104,6 +105,16 @@ def test_an_answer_that_the_client_has_whole_lacks_only_its_end(
     assert finished.finished.reason == reason
     assert finished.finished.usage.completion_tokens == len(generated)
     assert asked.ended_by_engine, "there is nothing to abort"
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_stop_string_that_is_a_special_token_ends_the_answer_though_it_is_not_shown(*, shown: bool) -> None:
+    """Whatever was held back as another one's beginning is told, and engines need not know of it."""
+    asked = answer(stop=("c<", "<|end|>", "no token"), ignore_eos=True, min_new_tokens=5, skip_special_tokens=not shown)
+    delta, finished = list(asked.take(Part(0, [97, 99, EOS, 98], 0)))[-2:]
+    assert (delta.delta.text, list(delta.delta.token_ids)) == (("a" if shown else "ac"), [97, 99, EOS])
+    assert finished.finished.matched_stop == ("c<" if shown else "<|end|>")
+    assert finished.finished.text == ""
 
 
 @pytest.mark.parametrize(("generated", "limit", "is_whole"), [(0, 1, False), (4, 5, False), (5, 5, True)])
