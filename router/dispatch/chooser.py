@@ -209,8 +209,8 @@ def _report(
     if not worker.speaks(request.fingerprint):
         reason = "another tokenizer"
     elif not suitable:
-        is_short = worker.max_context_tokens <= request.prompt_tokens
-        reason = "context too short" if is_short else "cannot do all that is asked for"
+        is_short = worker.longest_request <= request.prompt_tokens
+        reason = "context or KV pool too small" if is_short else "cannot do all that is asked for"
     elif cost is None:
         reason = worker.ineligible_reason
     return CandidateReport(

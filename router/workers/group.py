@@ -20,7 +20,8 @@ class ModelGroup:
         models = [worker.facts.model for worker in workers if worker.facts is not None]
         self.fingerprints = frozenset(model.tokenizer_fingerprint for model in models)
         """Fingerprints of the workers' tokenizers; more than one only while a fleet changes its model."""
-        self.shortest_context = min((worker.max_context_tokens for worker in workers), default=0)
+        self.longest_everywhere = min((worker.longest_request for worker in workers), default=0)
+        """Tokens of the longest request that can run on each of them."""
         contexts = [worker.max_context_tokens for worker in workers if worker.is_native]
         self.longest_native_context = max(contexts, default=0) if all(contexts) else 0
         """Longest context of the workers that clients may call directly; 0: there are none, or not all have told it."""
@@ -58,7 +59,7 @@ class ModelGroup:
         excluded: Collection[WorkerState] = (),
         needs: frozenset[str] = frozenset(),
     ) -> FleetView:
-        """Workers that understand the tokens; if some have a context long enough, only those. Read it in this turn.
+        """Workers that understand the tokens; where some have context and KV pool enough, only those. Read it this turn.
 
         `look_aside`: and that speak our own dialect, because the client calls them itself. `needs`: and that lack none
         of these (see `router.dialects.needs`).
@@ -76,14 +77,14 @@ class ModelGroup:
 
     def room(self, prompt_tokens: int, fingerprint: int | None) -> int:
         """Tokens that the answer may have on every suitable worker; less than 1 when nothing fits."""
-        context_tokens = self.shortest_context
+        longest = self.longest_everywhere
         if not self._all_fit(prompt_tokens, fingerprint):
             fitting = self._fitting(self.workers, prompt_tokens, fingerprint)
-            context_tokens = min((worker.max_context_tokens for worker in fitting), default=0)
-        return context_tokens - prompt_tokens
+            longest = min((worker.longest_request for worker in fitting), default=0)
+        return longest - prompt_tokens
 
     def _all_fit(self, prompt_tokens: int, fingerprint: int | None) -> bool:
-        return prompt_tokens < self.shortest_context and (fingerprint is None or self.fingerprints == {fingerprint})
+        return prompt_tokens < self.longest_everywhere and (fingerprint is None or self.fingerprints == {fingerprint})
 
     def _fitting(
         self, workers: Sequence[WorkerState], prompt_tokens: int, fingerprint: int | None
@@ -91,7 +92,7 @@ class ModelGroup:
         if self._all_fit(prompt_tokens, fingerprint):
             return workers
         speaking = [worker for worker in workers if worker.speaks(fingerprint)]
-        return [worker for worker in speaking if worker.max_context_tokens > prompt_tokens] or speaking
+        return [worker for worker in speaking if worker.longest_request > prompt_tokens] or speaking
 
 
 def model_groups(workers: Sequence[WorkerState]) -> dict[str, ModelGroup]:

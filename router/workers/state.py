@@ -111,6 +111,14 @@ class WorkerState:
         return self.facts.model.max_context_tokens or (UNKNOWN_CONTEXT if self.is_text_engine else 0)
 
     @property
+    def longest_request(self) -> int:
+        """Tokens of the longest prompt + completion that can ever run there: the context, or the KV pool where that is
+        smaller; 0 until it has answered."""
+        facts = self.facts
+        pool = facts.capacity.kv_tokens if facts and facts.capacity and not self.is_text_engine else 0
+        return min(self.max_context_tokens, pool) if pool else self.max_context_tokens
+
+    @property
     def is_native(self) -> bool:
         """It speaks our own dialect, so clients can call it themselves."""
         return self.facts is not None and self.facts.dialect == "native"

@@ -159,7 +159,8 @@ def test_look_aside_without_a_worker_of_our_own_says_what_to_do() -> None:
 
 def test_a_prompt_too_long_for_some_workers_goes_to_another() -> None:
     parts = Parts(1)
-    long = parts.add("long", model=replace(MODEL, max_context_tokens=1_000_000))
+    large = replace(CAPACITY, kv_tokens=2_000_000)
+    long = parts.add("long", model=replace(MODEL, max_context_tokens=1_000_000), capacity=large)
     parts.workers[0].facts = replace(parts.workers[0].facts, model=replace(MODEL, max_context_tokens=300))  # type: ignore[type-var]
     for _ in range(8):
         assert parts.chooser.choose(prepared(300)).worker is long

@@ -75,7 +75,8 @@ def test_suitable_are_those_that_understand_the_tokens_and_are_not_excluded() ->
 
 def test_those_with_a_context_long_enough_come_first() -> None:
     parts = Parts(1)
-    long = parts.add("long", model=replace(MODEL, max_context_tokens=1_000_000))
+    large = replace(CAPACITY, kv_tokens=2_000_000)
+    long = parts.add("long", model=replace(MODEL, max_context_tokens=1_000_000), capacity=large)
     group = parts.group("m")
     assert [view.slot for view in group.suitable(200_000, MODEL.tokenizer_fingerprint)] == [long.slot]
     assert len(group.suitable(2_000_000, MODEL.tokenizer_fingerprint)) == 2, "it fits nobody: any may say so"
@@ -83,6 +84,19 @@ def test_those_with_a_context_long_enough_come_first() -> None:
     assert group.room(200_000, None) == 800_000
     assert group.room(2_000_000, None) < 1
     assert group.longest_native_context == 1_000_000
+
+
+def test_those_with_a_kv_pool_large_enough_come_first() -> None:
+    parts = Parts(1)
+    small = parts.add("small", capacity=replace(CAPACITY, kv_tokens=1_000))
+    engine = parts.add("engine", dialect="openai", capacity=replace(CAPACITY, kv_tokens=1_000))
+    group = parts.group("m")
+    names = [view.worker_id for view in group.suitable(2_000, MODEL.tokenizer_fingerprint)]
+    assert names == ["w0", "engine"], "what an engine of that dialect can hold is assumed, not told"
+    assert engine.longest_request == MODEL.max_context_tokens
+    assert group.room(900, None) == 100, "wherever it goes"
+    assert group.room(2_000, MODEL.tokenizer_fingerprint) == MODEL.max_context_tokens - 2_000
+    assert small.longest_request == 1_000
 
 
 def test_the_longest_context_is_that_of_workers_that_clients_may_call_and_not_known_before_all_tell() -> None:
