@@ -59,7 +59,7 @@ class ModelGroup:
         excluded: Collection[WorkerState] = (),
         needs: frozenset[str] = frozenset(),
     ) -> FleetView:
-        """Workers that understand the tokens; where some have context and KV pool enough, only those. Read it this turn.
+        """Workers that understand the tokens; where some have room for it, only those. Read it in this turn.
 
         `look_aside`: and that speak our own dialect, because the client calls them itself. `needs`: and that lack none
         of these (see `router.dialects.needs`).
