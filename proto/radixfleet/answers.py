@@ -46,6 +46,8 @@ class Started:
     """None from a worker that was called directly."""
     counts_follow: bool = False
     """The engine tells its counts with the usage alone: `cached_tokens` is 0 until then, as `prompt_tokens` may be."""
+    is_whole: bool = False
+    """What the request went on from was the whole answer already: nothing is computed."""
 
 
 @dataclass(frozen=True, slots=True)

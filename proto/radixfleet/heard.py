@@ -58,6 +58,7 @@ def _started(message: inference_pb2.Started) -> Started:
         cached_tokens=message.cached_tokens,
         route=route_decision(message.route) if message.HasField("route") else None,
         counts_follow=message.counts_follow,
+        is_whole=message.is_whole,
     )
 
 

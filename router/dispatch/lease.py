@@ -125,8 +125,10 @@ class Lease:
             return
         self.is_open = False
         booked_at_s = self._booking.booked_at_s
+        # An engine that tells nothing before the end may have begun to answer before it began to compute.
+        may_wait = self._awaits_receipt and self._booking.tokens > 0 and verdict is not Verdict.ANSWERED
         self.worker.books.close(self._booking)
-        if self.is_started:
+        if self.is_started and not may_wait:
             self._sketch.end(self._blocks, self.request.output_hashes(output) if len(output) else None)
         else:
             self._sketch.abandon(self._blocks)

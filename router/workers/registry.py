@@ -16,7 +16,7 @@ import grpc.aio
 import structlog
 
 from radixfleet.errors import InvalidRequest, Overloaded, UnknownWorker
-from radixfleet.types import ModelInfo, WorkerId
+from radixfleet.types import Capacity, ModelInfo, WorkerId
 from radixfleet.v1 import fleet_pb2, worker_pb2
 from router.dialects.speaker import Generator
 from router.siblings import Siblings
@@ -24,7 +24,7 @@ from router.worker_address import check_worker_address
 from router.workers.breaker import Breaker
 from router.workers.connection import WorkerConnection
 from router.workers.group import ModelGroup, model_groups
-from router.workers.state import WorkerState
+from router.workers.state import WorkerFacts, WorkerState
 from router.workers.surroundings import Surroundings
 
 MAX_ADDRESSES = 4096
@@ -44,6 +44,11 @@ class _Kind(NamedTuple):
     worker_id: WorkerId
     model: ModelInfo
     dialect: str
+    capacity: Capacity | None
+
+
+def _kind(facts: WorkerFacts) -> _Kind:
+    return _Kind(facts.worker_id, facts.model, facts.dialect, facts.capacity)
 
 
 class WorkerRegistry:
@@ -219,7 +224,7 @@ class WorkerRegistry:
             return  # it was removed, and another was added at its address
         facts, was = worker.facts, self._kinds.get(worker.address)
         is_known = facts is not None and not worker.removed
-        kind = _Kind(facts.worker_id, facts.model, facts.dialect) if facts is not None and is_known else None
+        kind = None if facts is None or not is_known else _kind(facts)
         if kind != was:
             self._regroup(worker.address, kind)
         for worker_id in {each.worker_id for each in (kind, was) if each is not None and each.worker_id}:

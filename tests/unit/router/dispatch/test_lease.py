@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,17 @@ def test_an_engine_that_made_no_token_and_tells_nothing_has_the_prompt() -> None
     lease.started(None)
     lease.settle(Verdict.ANSWERED)
     assert parts.sketch.match(prepared(300).block_hashes)[0] == 4
+    parts.check_settled()
+
+
+@pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.FAILED])
+def test_an_engine_that_broke_off_before_a_token_and_tells_nothing_has_nothing(verdict: Verdict) -> None:
+    """It may send the head of its answer while the prompt waits."""
+    parts = Parts(1)
+    lease = parts.chooser.choose(prepared(300))
+    lease.started(None)
+    lease.settle(verdict)
+    assert parts.sketch.match(prepared(300).block_hashes)[0] == 0
     parts.check_settled()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from router.workers.state import WorkerState
 from router.workers.surroundings import Surroundings
 from router.workers.tokenizers import TokenizerStore
 from tests.support.router_fixture import settings
-from tests.support.router_parts import Heard, Parts, facts
+from tests.support.router_parts import CAPACITY, Heard, Parts, facts
 
 ADDRESSES = [f"127.0.0.1:{port}" for port in range(1, 6)]
 
@@ -75,6 +76,9 @@ async def test_a_group_is_made_anew_only_for_what_it_is_made_of() -> None:
         worker.facts = facts("w0", dialect="vllm")
         fleet.connect(worker)
         assert not fleet.registry.group("m").all_native
+        worker.facts = facts("w0", capacity=replace(CAPACITY, kv_tokens=1_000))
+        fleet.connect(worker)
+        assert fleet.registry.group("m").longest_everywhere == 1_000, "it came back with a smaller KV pool"
         fleet.registry.remove(worker)
         assert [one.worker_id for one in fleet.registry.group("m").workers] == ["w1"]
 
