@@ -28,17 +28,17 @@ grandchild = subprocess.Popen(["sleep", "600"])
 (folder / "started.new").write_text(str(grandchild.pid))
 (folder / "started.new").rename(folder / "started")
 while True:
-    time.sleep(0.01)
+    signal.pause()
 """
 RUN = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from tests.interop.engines import process
 
 folder = Path(sys.argv[1])
 with process([sys.executable, "-c", sys.argv[2], str(folder)], folder / "log"):
     while True:
-        time.sleep(0.01)
+        signal.pause()
 """
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,19 @@ class Killed:
         return self.returncode
 
 
+@asynccontextmanager
+async def kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[asyncio.Task[None]]:
+    """The task that keeps one process of two running; its pauses are short."""
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.001)
+    settings = RouterSettings(processes=2)
+    keeping = asyncio.create_task(supervisor._Supervisor(settings, place.folder)._keep(place))
+    try:
+        yield keeping
+    finally:
+        keeping.cancel()
+        await asyncio.wait([keeping])
+
+
 async def test_a_process_that_served_is_replaced_though_it_was_killed_before_anybody_looked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,13 +65,10 @@ async def test_a_process_that_served_is_replaced_though_it_was_killed_before_any
         started.append(Killed(place))
         return started[-1]
 
-    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    keeping = asyncio.create_task(supervisor._Supervisor(RouterSettings(processes=2), tmp_path)._keep(place))
-    await until(lambda: len(started) > 1 or keeping.done())
-    assert not keeping.done()
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    async with kept(place, monkeypatch) as keeping:
+        await until(lambda: len(started) > 1 or keeping.done())
+        assert not keeping.done()
 
 
 async def test_a_process_that_cannot_be_started_again_is_tried_on_and_the_others_serve(
@@ -71,13 +83,10 @@ async def test_a_process_that_cannot_be_started_again_is_tried_on_and_the_others
             raise OSError(11, "Resource temporarily unavailable")
         return started[-1]
 
-    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    keeping = asyncio.create_task(supervisor._Supervisor(RouterSettings(processes=2), tmp_path)._keep(place))
-    await until(lambda: len(started) > 2 or keeping.done())
-    assert not keeping.done()
-    keeping.cancel()
-    await asyncio.wait([keeping])
+    async with kept(place, monkeypatch) as keeping:
+        await until(lambda: len(started) > 2 or keeping.done())
+        assert not keeping.done()
 
 
 async def test_addresses_that_cannot_be_told_end_all_with_the_reason(
