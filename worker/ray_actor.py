@@ -100,7 +100,11 @@ class WorkerActor:
             return "drained" if self._draining.done() else "draining"
         if self._failure:
             return "failed"
-        return _PHASES[self._worker.feed.status] if self._worker is not None else "starting"
+        if self._worker is None:
+            return "starting"
+        phase = _PHASES[self._worker.feed.status]
+        is_reached = self._worker.registration.is_known  # if not, no other makes room for it
+        return "starting" if phase == "serving" and not is_reached else phase
 
     def _pids(self) -> tuple[int, ...]:
         children = self._engine.child_pids if isinstance(self._engine, ProcessEngine) else ()

@@ -94,7 +94,7 @@ class Routers(_Part):
     """All routers are alike; every worker is registered with each."""
 
     count: int = Field(default=1, ge=1, le=100)
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict, repr=False)  # tokens may stand there
     resources: Resources = Field(default_factory=lambda: {HEAD: 0.001})
 
 
@@ -102,7 +102,7 @@ class Model(_Part):
     """The workers of one model."""
 
     workers: Annotated[Bounds, BeforeValidator(_bounds)]
-    settings: dict[str, Any]
+    settings: dict[str, Any] = Field(repr=False)
     resources: Resources | None = None
     scaling: Scaling = Scaling()
 
@@ -199,6 +199,7 @@ def check_for_ray(spec: FleetSpec, origin: str) -> None:
         raise SettingsError(
             f"processes in routers.settings of {origin} is of no use on Ray: give the fleet routers.count"
         )
+    _check_tokens(spec, origin)
     for name, model in spec.models.items():
         given = str(model.settings.get("model", DEMO))
         if given != DEMO and not Path(given).expanduser().is_absolute():
@@ -220,6 +221,17 @@ def check_for_ray(spec: FleetSpec, origin: str) -> None:
             users[port] = user
         if HEAD not in spec.routers.resources:  # each has a node of its own, or may have
             users.clear()
+
+
+def _check_tokens(spec: FleetSpec, origin: str) -> None:
+    """`radixfleet up` makes a token where keys need one; on a cluster every member would fail instead."""
+    parts = {"routers": spec.routers.settings} | {f"models.{name}": part.settings for name, part in spec.models.items()}
+    for part, settings in parts.items():
+        if settings.get("api_keys") and not settings.get("admin_token"):
+            raise SettingsError(
+                f"admin_token is missing in {part}.settings of {origin}, which has api_keys: workers register, and "
+                "operators drain, with a token; `radixfleet keys new --token` makes one"
+            )
 
 
 def _settings_faults(spec: FleetSpec, origin: str) -> list[str]:

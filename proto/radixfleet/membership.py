@@ -17,7 +17,7 @@ WORKER_SLOT = "worker_slot"
 Phase: TypeAlias = Literal["starting", "serving", "draining", "drained", "failed"]
 """Where a member is in its life.
 
-starting  it loads, or its engine is being restarted
+starting  it loads, its engine is being restarted, or no router has registered it yet
 serving   it takes requests
 draining  it takes no new requests and ends those that run
 drained   nothing runs any more; it may be ended

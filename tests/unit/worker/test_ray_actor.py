@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from radixfleet.types import WorkerStatus
 from tests.support.fake_engine import FakeEngine
+from tests.support.registering_router import RegisteringRouter
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.app import Worker
@@ -62,45 +64,79 @@ async def test_a_report_is_given_while_the_addresses_of_the_routers_are_not_know
             task.cancel()
 
 
-async def test_a_worker_that_is_ending_still_reports_and_registers_with_no_router_that_it_hears_of_now(monkeypatch):
-    """Its supervisor asks it for reports until it has ended."""
-    is_leaving, may_end = asyncio.Event(), asyncio.Event()
-    engine = FakeEngine()
-    running: list[Worker] = []
+class Hosted:
+    """The worker of an actor, without Ray; its end waits for `may_end`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.engine = FakeEngine()
+        self.running: list[Worker] = []
+        self.is_leaving, self.may_end = asyncio.Event(), asyncio.Event()
+        monkeypatch.setattr("worker.ray_actor.ray.get_runtime_context", Context)
+        monkeypatch.setattr("worker.ray_actor.running_worker", self._running_worker)
+        monkeypatch.setattr("worker.ray_actor.resolve_model", lambda *_: Path())
+        monkeypatch.setattr("worker.ray_actor.load_tokenizer_spec", lambda _: None)
+        monkeypatch.setattr("worker.ray_actor.make_engine", lambda *_: FakeEngine())
+        monkeypatch.setattr("worker.ray_actor._own_node", dict)
+        monkeypatch.setattr("worker.servicer.registration._BRIEF_S", 0.0)
 
     @asynccontextmanager
-    async def running_worker(*_: object) -> AsyncIterator[Worker]:
-        async with sim_worker(engine=engine, serving=False) as worker:
-            running.append(worker)
+    async def actor(self) -> AsyncIterator[WorkerActor]:
+        """It has loaded."""
+        actor = WorkerActor("m-0", {"model": "m"}, 1.0)
+        try:
+            await until(lambda: bool(self.running))
+            self.engine.become_ready()
+            yield actor
+            self.may_end.set()
+            await actor.end()
+        finally:
+            actor._lifeline.cancel()
+
+    @asynccontextmanager
+    async def _running_worker(self, *_: object) -> AsyncIterator[Worker]:
+        async with sim_worker(engine=self.engine, serving=False) as worker:
+            self.running.append(worker)
             yield worker
-            is_leaving.set()
-            await may_end.wait()
+            self.is_leaving.set()
+            await self.may_end.wait()
             assert not worker.registration._tasks
 
-    monkeypatch.setattr("worker.ray_actor.ray.get_runtime_context", Context)
-    monkeypatch.setattr("worker.ray_actor.running_worker", running_worker)
-    monkeypatch.setattr("worker.ray_actor.resolve_model", lambda *_: Path())
-    monkeypatch.setattr("worker.ray_actor.load_tokenizer_spec", lambda _: None)
-    monkeypatch.setattr("worker.ray_actor.make_engine", lambda *_: FakeEngine())
-    monkeypatch.setattr("worker.ray_actor._own_node", dict)
-    monkeypatch.setattr("worker.servicer.registration._BRIEF_S", 0.0)
-    actor = WorkerActor("m-0", {"model": "m"}, 1.0)
-    try:
-        await until(lambda: bool(running))
-        engine.become_ready()
+
+async def test_a_worker_serves_from_when_the_first_router_knows_it(monkeypatch):
+    """A rollout replaced all workers of a fleet by some that no router took."""
+    hosted = Hosted(monkeypatch)
+    router = await RegisteringRouter().start()
+    async with hosted.actor() as actor:
+        await until(lambda: hosted.running[0].feed.status is WorkerStatus.SERVING)
+        await actor.report(["127.0.0.1:1"])
+        registration = hosted.running[0].registration
+        await until(lambda: bool(registration.trouble))
+        report = await actor.report(None)
+        assert report.phase == "starting"
+        assert report.message.startswith("not registered at 127.0.0.1:1: ")
+        await actor.report([f"127.0.0.1:{router.port}"])
+        await until(lambda: registration.is_known)
+        assert (await actor.report(None)).phase == "serving"
+        await router.stop()
+        await until(lambda: bool(registration.trouble))
+        assert (await actor.report(None)).phase == "serving", "streams run, and the router comes back"
+
+
+async def test_a_worker_that_is_ending_still_reports_and_registers_with_no_router_that_it_hears_of_now(monkeypatch):
+    """Its supervisor asks it for reports until it has ended."""
+    hosted = Hosted(monkeypatch)
+    async with hosted.actor() as actor:
+        (worker,) = hosted.running
         await actor.report(["127.0.0.1:2"])
-        await until(lambda: bool(running[0].registration.trouble))
+        await until(lambda: bool(worker.registration.trouble))
         report = await actor.report([])
-        assert report.message.startswith("not registered at 127.0.0.1:2: "), "it serves, and nobody can know"
-        await until(lambda: not running[0].registration._tasks)
+        assert report.message.startswith("not registered at 127.0.0.1:2: "), "it has loaded, and nobody can know"
+        await until(lambda: not worker.registration._tasks)
         ending = asyncio.create_task(actor.end())
-        await is_leaving.wait()
+        await hosted.is_leaving.wait()
         report = await actor.report(["127.0.0.1:1"])
-        assert report.phase == "serving"
-        assert report.address.rpartition(":")[2] == running[0].address.rpartition(":")[2]
+        assert report.address.rpartition(":")[2] == worker.address.rpartition(":")[2]
         assert report.capacity is not None
-        may_end.set()
+        hosted.may_end.set()
         await ending
         assert actor._failure == ""
-    finally:
-        actor._lifeline.cancel()

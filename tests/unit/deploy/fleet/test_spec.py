@@ -188,3 +188,24 @@ def test_an_anchor_and_a_merge_are_no_second_key():
     text = "models:\n  a: &a {workers: 1, settings: {model: demo}}\n  b:\n    <<: *a\n    workers: 2\n"
     spec = parse_spec(text)
     assert (spec.models["a"].workers.min, spec.models["b"].workers.min) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("routers: {settings: {api_keys: [/keys]}}\n" + one_model(), "routers.settings"),
+        (one_model("{model: demo, api_keys: [/keys]}"), "models.m.settings"),
+    ],
+)
+def test_on_a_cluster_keys_need_a_token_in_the_file(text, part):
+    """The file was taken, and every router or worker failed."""
+    with pytest.raises(SettingsError, match=f"admin_token is missing in {part} of f.yaml, which has api_keys"):
+        check_for_ray(parse_spec(text), "f.yaml")
+
+
+def test_what_is_printed_of_a_spec_has_no_settings():
+    """Tokens may stand there."""
+    token = "of-both-0123456"
+    settings = f"admin_token: {token}"
+    spec = parse_spec(f"routers: {{settings: {{{settings}}}}}\n" + one_model(f"{{model: demo, {settings}}}"))
+    assert token not in f"{spec!r} {spec}"

@@ -4,51 +4,18 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from radixfleet.channel import listen, make_server
 from radixfleet.endpoint import Endpoint
 from radixfleet.types import WorkerId
-from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc
 from radixfleet.watched_file import UnusableFile
 from tests.support.fake_engine import FakeEngine
+from tests.support.registering_router import RegisteringRouter
 from tests.support.waiting import until
 from tests.support.worker_fixture import sim_worker
 from worker.servicer import registration
 from worker.servicer.registration import Registration
-
-
-class RegisteringRouter(fleet_pb2_grpc.FleetServicer):
-    """The part of a router that workers call."""
-
-    def __init__(self) -> None:
-        self.registered: list[str] = []
-        self.repeats: set[bool] = set()
-        self.removed: list[str] = []
-        self.port = 0
-        self._server: grpc.aio.Server | None = None
-
-    async def start(self, port: int = 0) -> RegisteringRouter:
-        self._server, _ = await make_server(["radixfleet.v1.Fleet"])
-        fleet_pb2_grpc.add_FleetServicer_to_server(self, self._server)
-        self.port = listen(self._server, "127.0.0.1", port)
-        await self._server.start()
-        return self
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            await self._server.stop(None)
-
-    async def Register(self, request: fleet_pb2.RegisterRequest, context: object) -> fleet_pb2.RegisterResponse:
-        self.registered.append(request.address)
-        self.repeats.add(request.repeats)
-        return fleet_pb2.RegisterResponse(added=len(self.registered) == 1)
-
-    async def Remove(self, request: fleet_pb2.RemoveRequest, context: object) -> fleet_pb2.RemoveResponse:
-        self.removed.append(request.worker_id)
-        return fleet_pb2.RemoveResponse()
 
 
 @pytest.fixture(autouse=True)
@@ -106,6 +73,7 @@ async def test_where_it_is_not_registered_is_told_until_it_is() -> None:
         await router.stop()
         refused = f"not registered at {address}: nothing answers at {address}: Connection refused"
         await until(lambda: registration.trouble == refused)
+        assert registration.is_known, "it was, and will be"
         await router.start(router.port)
         await until(lambda: registration.trouble == "")
         await router.stop()
@@ -119,6 +87,7 @@ async def test_a_router_that_is_away_for_a_moment_is_no_trouble(monkeypatch: pyt
     monkeypatch.setattr(registration, "_BRIEF_S", 3600.0)
     async with Registration(["127.0.0.1:1"], WorkerId("w"), 5, "10.0.0.9:5") as registering:
         await until(lambda: bool(registering._failures))
+        assert not registering.is_known
         assert registering.trouble == ""
 
 
