@@ -9,7 +9,8 @@ alike (the routers, or the workers of one model):
 3. Of too many, those that serve nobody go first, then the idlest.
 4. Members of another revision are replaced one at a time: a new one first (`surge`), then an old one is drained. Where
    the cluster has no room for one more, an old one makes room after PATIENCE_S; the last that serves, after
-   LONGEST_WAIT_S, for a node may be on its way, and until then nobody would serve.
+   LONGEST_WAIT_S, for a node may be on its way, and until then nobody would serve. A new one that has failed is not
+   trusted until it has served for a while: else new ones that serve only for moments would replace all.
 5. The last of a group that serves and shall leave goes when a successor serves, fails, or takes longer than
    LONGEST_WAIT_S to get a place, or to load; one whose machine may be taken away (`hurried`) waits PATIENCE_S for each,
    and one of which an operator said so (`unheld`) not at all.
@@ -66,7 +67,7 @@ class Member:
     phase_s: float = 0.0
     """For how long."""
     failures: int = 0
-    """Restarts that did not last, in a row."""
+    """How often it ceased to serve, or could not, since it last served for long."""
     running_requests: int = 0
 
 
@@ -244,6 +245,8 @@ def _outdated_to_go(group: Group, staying: Sequence[Member]) -> list[Member]:
     if idle or not serving:
         return idle
     current = [member for member in staying if member.revision == group.revision]
+    if any(member.phase == "serving" and member.failures for member in current):
+        return []
     patience_s = PATIENCE_S if _num_serving(staying) > 1 else LONGEST_WAIT_S
     no_room = any(member.phase == "pending" and member.phase_s >= patience_s for member in current)
     needed = group.count + (0 if no_room else group.surge)

@@ -72,7 +72,7 @@ class Watch:
         if self.report is not None and seen in ("failed", "serving"):
             self.failure = self.report.message if seen == "failed" else ""
         if seen != self._phase:
-            self.failures += seen == "failed"
+            self.failures += seen == "failed" or (self._phase == "serving" and seen in ("starting", "lost"))
             self._phase, self._since_s = seen, now_s
         elif seen == "serving" and now_s - self._since_s >= _LASTING_S:
             self.failures = 0

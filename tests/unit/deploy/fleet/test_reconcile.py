@@ -150,6 +150,13 @@ def test_other_settings_replace_one_at_a_time_the_new_one_first():
     assert kinds(reconcile(wanted(2, "b"), [*old, worker(2, "serving", "b")])) == [("Drain", "m-0"), ("Start", "m-3")]
 
 
+def test_a_new_worker_that_has_failed_replaces_nobody_until_it_serves_for_a_while():
+    """Workers that served for seconds between their crashes replaced all of the old ones."""
+    old = [worker(0), worker(1)]
+    assert reconcile(wanted(2, "b"), [*old, worker(2, revision="b", failures=1)]) == []
+    assert Drain("m-0", "its settings have changed") in reconcile(wanted(2, "b"), [*old, worker(2, revision="b")])
+
+
 def test_an_old_worker_that_does_not_answer_for_a_moment_is_not_cut():
     """It may have streams running; when it has been silent for long, it goes, and does not start again before."""
     silent = worker(1, "lost", phase_s=LOST_S - 1)
