@@ -141,7 +141,7 @@ def config_from_directory(directory: Path) -> ModelConfig:
             rms_norm_eps=float(raw["rms_norm_eps"]),
             rope_theta=float(rope.get("rope_theta") or 10_000.0),
             rope_scaling=_rope_scaling(rope, directory),
-            max_context_tokens=int(raw["max_position_embeddings"]),
+            max_context_tokens=_context_tokens(int(raw["max_position_embeddings"]), rope),
             sliding_window=_sliding_window(raw, architecture),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=is_qwen2 or attention_bias,
@@ -216,6 +216,13 @@ def _rope_scaling(parameters: dict[str, Any], directory: Path) -> RopeScaling | 
             original_context=int(parameters["original_max_position_embeddings"]),
         )
     raise UnsupportedModel(f"{directory}: RoPE scaling {kind!r} is not supported, only 'linear' and 'llama3'")
+
+
+def _context_tokens(max_positions: int, rope: dict[str, Any]) -> int:
+    """Linear scaling lengthens what a file states, as in vLLM and SGLang, unless the file states the original too."""
+    if rope.get("rope_type") == "linear" and "original_max_position_embeddings" not in rope:
+        return int(max_positions * float(rope["factor"]))
+    return max_positions
 
 
 def _sliding_window(raw: dict[str, Any], architecture: str) -> int | None:

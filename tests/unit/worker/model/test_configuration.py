@@ -93,6 +93,14 @@ def test_both_spellings_of_the_rope_settings_are_read(tmp_path: Path) -> None:
     assert load_config(changed(tmp_path, rope_parameters={"rope_type": "default"})).rope_scaling is None
 
 
+def test_linear_scaling_lengthens_the_context_that_is_stated_before_it(tmp_path: Path) -> None:
+    stated = load_config(changed(tmp_path)).max_context_tokens
+    linear = {"rope_type": "linear", "factor": 2.5}
+    assert load_config(changed(tmp_path, rope_parameters=linear)).max_context_tokens == int(2.5 * stated)
+    whole = {**linear, "original_max_position_embeddings": stated // 2}
+    assert load_config(changed(tmp_path, rope_parameters=whole)).max_context_tokens == stated
+
+
 @pytest.mark.parametrize(
     ("older", "newer"),
     [
