@@ -21,6 +21,8 @@ from worker.servicer.grammar_checker import GrammarChecker
 _REMEMBERED = 32
 """Fewer than the runner keeps, so that what is remembered here is compiled there."""
 _MOST_WAITING = 32
+_LONGEST_WAIT_S = 10.0
+"""A process that hangs holds up what is behind it no longer; the try goes on, and what comes of it is remembered."""
 _RETRY_AFTER_S = 1.0
 _MOST_PASSES = 3
 """So many smaller grammars may pass the one that was asked for first."""
@@ -32,11 +34,13 @@ Value = TypeVar("Value")
 class Grammars:
     """One for the worker. On the event loop."""
 
-    def __init__(self, engine: EngineHandle, checker: GrammarChecker | None) -> None:
+    def __init__(
+        self, engine: EngineHandle, checker: GrammarChecker | None, *, longest_wait_s: float = _LONGEST_WAIT_S
+    ) -> None:
         """`checker`: None where the runner refuses all grammars anyway."""
         self._engine = engine
         self._checker = checker
-        self._queue = _Queue(self._try)
+        self._queue = _Queue(self._try, longest_wait_s)
         self._verdicts: OrderedDict[Grammar, str] = OrderedDict()
         """Why not, or ""; the last used last."""
         self._prepared: OrderedDict[tuple[Incarnation, Grammar], None] = OrderedDict()
@@ -76,22 +80,28 @@ class _Queue:
     begun goes on to its end, since a new process would cost as much.
     """
 
-    def __init__(self, try_it: Callable[[Grammar], Coroutine[None, None, str]]) -> None:
+    def __init__(self, try_it: Callable[[Grammar], Coroutine[None, None, str]], longest_wait_s: float) -> None:
         self._try_it = try_it
+        self._longest_wait_s = longest_wait_s
         self._asking: dict[Grammar, list[asyncio.Future[str]]] = {}
         """Who waits for a grammar, the first asked for first; done when they have left. Also of the one being tried."""
         self._trying: asyncio.Task[str] | None = None
         self._num_passes = 0
 
     async def ask(self, grammar: Grammar) -> str:
-        """What its try returns or raises. Raises Overloaded when too many wait."""
+        """What its try returns or raises. Raises Overloaded when too many wait, or this one has waited for long."""
         self._forget_who_left()
         if grammar not in self._asking and len(self._asking) >= _MOST_WAITING:
             raise Overloaded("too many new grammars at once", retry_after_s=_RETRY_AFTER_S)
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._asking.setdefault(grammar, []).append(answer)
         self._next()
-        return await answer
+        try:
+            async with asyncio.timeout(self._longest_wait_s):
+                return await answer
+        except TimeoutError:
+            reason = f"trying new grammars takes longer than {self._longest_wait_s:g} s at the moment"
+            raise Overloaded(reason, retry_after_s=_RETRY_AFTER_S) from None
 
     def close(self) -> None:
         """End what is being tried, and who waits for it."""

@@ -294,6 +294,19 @@ async def test_many_who_ask_for_the_same_wait_for_one_try_and_too_many_new_ones_
     assert checker.asked.count("same") == 1
 
 
+async def test_nobody_waits_for_long_behind_a_try_that_hangs_and_its_end_is_remembered() -> None:
+    checker = Counting()
+    checker.gate.clear()
+    grammars = Grammars(Answering(), checker, longest_wait_s=0.05)
+    for refused in await asyncio.gather(*map(grammars.admit, map(regex, "ab")), return_exceptions=True):
+        assert isinstance(refused, Overloaded)
+        assert refused.retry_after_s
+    checker.gate.set()
+    await until(lambda: grammars._queue._trying is None)
+    await grammars.admit(regex("a"))
+    assert checker.asked == ["a"], "b was asked for by nobody any more"
+
+
 @pytest.fixture
 def break_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     """Make the process that tries grammars run a line of shell instead; without one, there is no such program."""
