@@ -53,7 +53,7 @@ class RouterSettings(ProcessSettings):
     )
     address_file: Path | None = Field(
         None,
-        description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0. "
+        description="Holds host:port from when the server listens until it ends; for scripts that start with --port 0. "
         "The address of HTTP goes into the file with .http behind its name.",
     )
     max_message_bytes: ByteSize = Field(

@@ -9,12 +9,13 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
 from pydantic import SecretStr
 
-from radixfleet.address import local_address, publish
+from radixfleet.address import local_address, publish, withdraw
 from radixfleet.garbage import settle_in
 from radixfleet.lifeline import die_with_parent
 from radixfleet.os_errors import reason_of
@@ -52,9 +53,11 @@ def complain(error: OSError) -> int:
 async def _serve(settings: RouterSettings, place: Place | None) -> None:
     asked, insisted = asyncio.Event(), asyncio.Event()
     on_stop_signals(asked.set, insisted.set)
-    async with running_router(settings, place=place) as router:
+    async with AsyncExitStack() as stack:
+        router = await stack.enter_async_context(running_router(settings, place=place))
         settle_in()
         await _announce(router, settings, place)
+        stack.push_async_callback(asyncio.to_thread, withdraw_addresses, settings, router.address, router.http_port)
         await asked.wait()
         _log.info("draining", running_requests=router.log.in_flight, grace_s=settings.drain_grace_s)
         drained = asyncio.create_task(drain(router, settings.drain_grace_s))
@@ -81,9 +84,19 @@ def publish_addresses(settings: RouterSettings, address: str, http_port: int) ->
     if settings.address_file is None:
         return
     if http_port >= 0:  # first, as the other file is the one that scripts wait for
-        file = settings.address_file.with_name(f"{settings.address_file.name}.http")
-        publish(file, local_address(settings.host, http_port))
+        publish(_http_file(settings.address_file), local_address(settings.host, http_port))
     publish(settings.address_file, address)
+
+
+def withdraw_addresses(settings: RouterSettings, address: str, http_port: int) -> None:
+    """Remove what `publish_addresses` has written. Blocks."""
+    if settings.address_file is not None:
+        withdraw(settings.address_file, address)
+        withdraw(_http_file(settings.address_file), local_address(settings.host, http_port))
+
+
+def _http_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.http")
 
 
 def packed(settings: RouterSettings, place: Place) -> bytes:

@@ -23,7 +23,7 @@ from radixfleet.stop_signals import on_stop_signals
 from radixfleet.telemetry import setup_logging
 from router.config import RouterSettings
 from router.own_folder import own_folder
-from router.process import complain, packed, publish_addresses, run_process
+from router.process import complain, packed, publish_addresses, run_process, withdraw_addresses
 from router.siblings import Place
 
 _POLL_S = 0.05
@@ -87,6 +87,7 @@ class _Supervisor:
 
     def __init__(self, settings: RouterSettings, folder: Path) -> None:
         self._settings = settings
+        self._address = local_address(settings.host, settings.port)
         self._places = [Place(folder, index) for index in range(settings.processes)]
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
@@ -96,6 +97,12 @@ class _Supervisor:
     async def run(self) -> int:
         """Until told to stop; 0, or the exit code of a process that cannot serve."""
         on_stop_signals(self._stop, self._cut)
+        try:
+            return await self._run()
+        finally:
+            await asyncio.to_thread(withdraw_addresses, self._settings, self._address, self._settings.http_port)
+
+    async def _run(self) -> int:
         tasks = [asyncio.create_task(work) for work in (self._announce(), *map(self._keep, self._places))]
         ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in others:
@@ -164,9 +171,8 @@ class _Supervisor:
                 return
             self._served |= await asyncio.to_thread(self._serving)
             await asyncio.sleep(_POLL_S)  # other processes tell by files
-        address = local_address(self._settings.host, self._settings.port)
-        await asyncio.to_thread(publish_addresses, self._settings, address, self._settings.http_port)
-        _log.info("all router processes listen", address=address, processes=len(self._places))
+        await asyncio.to_thread(publish_addresses, self._settings, self._address, self._settings.http_port)
+        _log.info("all router processes listen", address=self._address, processes=len(self._places))
 
     def _serving(self) -> set[int]:
         """Which do now, or were killed while they did. Blocks."""

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from radixfleet.access import Access
-from radixfleet.address import is_wildcard, local_address, publish
+from radixfleet.address import is_wildcard, local_address, publish, withdraw
 from radixfleet.background import beside
 from radixfleet.certificates import expiry_told
 from radixfleet.channel import Health, listen, make_server
@@ -123,6 +123,7 @@ async def running_worker(
         address = local_address(settings.host, port)
         if settings.address_file is not None:
             await asyncio.to_thread(publish, settings.address_file, address)
+            stack.push_async_callback(asyncio.to_thread, withdraw, settings.address_file, address)
         await engine.start()
         registration = Registration(settings.routers, worker_id, port, _advertised(settings, address), access.endpoint)
         await stack.enter_async_context(registration)

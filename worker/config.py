@@ -55,7 +55,7 @@ class WorkerSettings(ProcessSettings):
     metrics_port: int = Field(7081, ge=0, le=65535, description="Prometheus port; 0 takes a free one.")
     address_file: Path | None = Field(
         None,
-        description="Write host:port here, atomically, once the server listens; for scripts that start with --port 0.",
+        description="Holds host:port from when the server listens until it ends; for scripts that start with --port 0.",
     )
     max_message_bytes: ByteSize = Field(
         64 * 1024**2,

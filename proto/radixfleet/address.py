@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
@@ -47,3 +48,10 @@ def publish(path: Path, address: str) -> None:
         partial.replace(path)
     except OSError as error:
         raise OSError(error.errno, f"cannot write the address file {path}: {error.strerror}") from error
+
+
+def withdraw(path: Path, address: str) -> None:
+    """Remove an address file, unless it tells of somebody else by now. Blocks."""
+    with suppress(OSError):
+        if path.read_text() == address + "\n":
+            path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -103,6 +104,7 @@ async def test_sigterm_lets_running_streams_finish_and_takes_nothing_new(tmp_pat
         assert len(done.token_ids) == 4
         code, errors = await router.ended()
         assert code == 0
+        assert not os.listdir(tmp_path), "nobody calls it there any more"
         lines = [json.loads(line) for line in errors.splitlines()]
         requests = [line for line in lines if line["event"] == "request"]
         assert len(requests) == 1

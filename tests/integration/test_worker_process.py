@@ -119,6 +119,7 @@ async def test_sigterm_drains_then_exits(tmp_path: Path) -> None:
         assert (answer.reason, len(answer.token_ids)) == ("LENGTH", 500)
         async with asyncio.timeout(60):
             assert await worker.process.wait() == 0
+    assert not (tmp_path / "address").exists(), "nobody calls it there any more"
     log = worker.log.read_text()
     assert "KV cache" in log, "the memory plan is printed"
     assert "serves [a]" in log, "brackets are no markup: addresses of IPv6 have them"

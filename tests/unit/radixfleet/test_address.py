@@ -2,7 +2,7 @@
 
 import pytest
 
-from radixfleet.address import is_host_port, is_wildcard, local_address, publish
+from radixfleet.address import is_host_port, is_wildcard, local_address, publish, withdraw
 from radixfleet.os_errors import reason_of
 
 
@@ -37,6 +37,16 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path):
         publish(tmp_path / "nowhere" / "worker.address", "127.0.0.1:1")
     reason = reason_of(caught.value)
     assert reason == f"cannot write the address file {tmp_path}/nowhere/worker.address: No such file or directory"
+
+
+def test_an_address_is_withdrawn_unless_another_process_has_published_its_own(tmp_path):
+    path = tmp_path / "worker.address"
+    withdraw(path, "127.0.0.1:1")
+    publish(path, "127.0.0.1:2")
+    withdraw(path, "127.0.0.1:1")
+    assert path.exists()
+    withdraw(path, "127.0.0.1:2")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from router.config import RouterSettings
-from router.process import packed, unpacked
+from router.process import packed, publish_addresses, unpacked, withdraw_addresses
 from router.siblings import Place
 
 PLACE = Place(Path("/run/radixfleet"), 3)
@@ -31,3 +31,11 @@ OTHERS = {
 @pytest.mark.parametrize("settings", [RouterSettings(), RouterSettings(**OTHERS)])
 def test_settings_arrive_as_they_were_secrets_included(settings: RouterSettings) -> None:
     assert unpacked(packed(settings, PLACE)) == (settings, PLACE)
+
+
+def test_addresses_are_withdrawn_with_that_of_http(tmp_path: Path) -> None:
+    settings = RouterSettings(address_file=tmp_path / "address")
+    publish_addresses(settings, "127.0.0.1:1", 2)
+    assert len(list(tmp_path.iterdir())) == 2
+    withdraw_addresses(settings, "127.0.0.1:1", 2)
+    assert not list(tmp_path.iterdir())
