@@ -18,7 +18,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from radixfleet.membership import WORKER_SLOT
-from radixfleet.settings import SettingsError, check, complaint, is_port, nearest
+from radixfleet.settings import SettingsError, check, complaint, is_port, nearest, shown
 from router.config import RouterSettings
 from worker.config import WorkerSettings
 from worker.model.sources import DEMO
@@ -287,7 +287,7 @@ def _fault(fault: Mapping[str, Any], origin: str) -> str:
         return f"{path} is missing in {origin}: `radixfleet fleet init` prints an example with all keys"
     if fault["type"] in ("model_type", "dict_type", "model_attributes_type"):
         known = ", ".join(_keys_beside([*parents, name])) or "`name: value` lines"
-        return f"{path} in {origin} must hold {known}; got {fault['input']!r}"
+        return f"{path} in {origin} must hold {known}; got {shown(fault['input'])}"
     is_of_several = isinstance(fault["input"], dict)  # then the complaint begins with one of them
     return f"{path} in {origin}{':' if is_of_several else ''} {complaint(cast(Any, fault))}"
 

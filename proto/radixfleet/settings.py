@@ -340,4 +340,11 @@ def complaint(fault: ErrorDetails) -> str:
         return str(fault["ctx"]["error"])
     template = _COMPLAINTS.get(fault["type"])
     text = template.format(**fault.get("ctx", {})) if template else fault["msg"]
-    return text if fault["type"] == "missing" else f"{text}; got {fault['input']!r}"
+    return text if fault["type"] == "missing" else f"{text}; got {shown(fault['input'])}"
+
+
+def shown(value: object) -> str:
+    """What was given, for a complaint; of what holds others its kind alone, for there may be a token in it."""
+    if isinstance(value, Mapping):
+        return "names with values"
+    return "a list" if isinstance(value, list | tuple) else repr(value)

@@ -209,3 +209,19 @@ def test_what_is_printed_of_a_spec_has_no_settings():
     settings = f"admin_token: {token}"
     spec = parse_spec(f"routers: {{settings: {{{settings}}}}}\n" + one_model(f"{{model: demo, {settings}}}"))
     assert token not in f"{spec!r} {spec}"
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("routers: {settings: [admin_token: TOKEN]}\n" + one_model(), "got a list"),
+        ("routers: {settings: {api_keys: {x: TOKEN}}}\n" + one_model(), "got names with values"),
+        ("models: {m: [{settings: {admin_token: TOKEN}}]}", "got a list"),
+    ],
+)
+def test_a_complaint_does_not_tell_what_a_wrong_part_holds(text, got):
+    """It goes to logs, and a token may stand there."""
+    with pytest.raises(SettingsError) as refused:
+        parse_spec(text.replace("TOKEN", "of-both-0123456"))
+    assert got in str(refused.value)
+    assert "of-both-0123456" not in str(refused.value)
