@@ -8,6 +8,7 @@ checkpoints, experts) is refused here with a message that names it.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def config_from_directory(directory: Path) -> ModelConfig:
         raise
     except KeyError as error:
         raise BrokenModel(f"{directory / 'config.json'} lacks the field {error}") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BrokenModel(f"{directory / 'config.json'} has a field of the wrong type: {error}") from error
 
 
@@ -207,15 +208,22 @@ def _rope_scaling(parameters: dict[str, Any], directory: Path) -> RopeScaling | 
     if kind == "default":
         return None
     if kind == "linear":
-        return LinearScaling(float(parameters["factor"]))
+        return LinearScaling(_factor(parameters["factor"], directory))
     if kind == "llama3":
         return Llama3Scaling(
-            factor=float(parameters["factor"]),
+            factor=_factor(parameters["factor"], directory),
             low_freq_factor=float(parameters["low_freq_factor"]),
             high_freq_factor=float(parameters["high_freq_factor"]),
             original_context=int(parameters["original_max_position_embeddings"]),
         )
     raise UnsupportedModel(f"{directory}: RoPE scaling {kind!r} is not supported, only 'linear' and 'llama3'")
+
+
+def _factor(stated: Any, path: Path) -> float:
+    factor = float(stated)
+    if not 0 < factor < math.inf:
+        raise BrokenModel(f"{path}: a RoPE scaling factor of {factor:g} is none")
+    return factor
 
 
 def _context_tokens(max_positions: int, rope: dict[str, Any]) -> int:
@@ -311,5 +319,5 @@ def _gguf_rope_scaling(file: GgufFile, architecture: str) -> RopeScaling | None:
     kind = metadata.get(rope + "scaling.type", "linear")
     if kind not in {"none", "linear"}:
         raise UnsupportedModel(f"{file.path}: RoPE scaling {kind!r} is not supported, only 'linear'")
-    factor = float(metadata.get(rope + "scaling.factor") or metadata.get(rope + "scale_linear") or 1)
+    factor = _factor(metadata.get(rope + "scaling.factor") or metadata.get(rope + "scale_linear") or 1, file.path)
     return None if kind == "none" or factor == 1 else LinearScaling(factor)

@@ -11,6 +11,7 @@ of the vocabulary and so takes seconds to open a file, which plain `struct` over
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from worker.model.errors import BrokenModel, ModelNotFound, UnsupportedModel
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+_MOST_DIMENSIONS = 4
 _SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Struct formats of the scalar metadata types by their number in the file."""
 _STRING, _ARRAY = 8, 9
@@ -136,7 +138,9 @@ class GgufFile:
         except ValueError as error:
             raise UnsupportedModel(f"{self.path}: tensor {name} has the unknown type {kind}") from error
         block_elements, block_bytes = GGML_QUANT_SIZES[quantization]
-        num_bytes = int(np.prod(shape, dtype=np.int64)) // block_elements * block_bytes
+        if len(shape) > _MOST_DIMENSIONS or math.prod(shape[-1:]) % block_elements:
+            raise BrokenModel(f"{self.path} is damaged: tensor {name} in {quantization.name} has the shape {shape}")
+        num_bytes = math.prod(shape) // block_elements * block_bytes
         if start + num_bytes > len(self._map):
             raise BrokenModel(f"{self.path} is cut short: tensor {name} ends after the file, download it again")
         return GgufTensor(name, shape, quantization, start, num_bytes)

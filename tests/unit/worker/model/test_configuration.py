@@ -192,12 +192,19 @@ def test_what_would_change_the_result_is_refused_by_name(tmp_path: Path, fields:
         load_config(changed(tmp_path, **fields))
 
 
+@pytest.mark.parametrize("factor", [0.0, -2.0, float("inf")])
+def test_a_scaling_factor_that_is_none_is_refused(tmp_path: Path, factor: float) -> None:
+    with pytest.raises(BrokenModel, match="RoPE scaling factor"):
+        load_config(changed(tmp_path, rope_scaling={"type": "linear", "factor": factor}))
+
+
 def test_broken_directories_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"has no config\.json"):
         load_config(tmp_path)
     with pytest.raises(BrokenModel, match="lacks the field 'hidden_size'"):
         load_config(changed(tmp_path, drop=("hidden_size",)))
-    for fields in ({"vocab_size": None}, {"rope_scaling": "linear"}, {"rope_scaling": [1], "rope_parameters": {}}):
+    wrong = ({"vocab_size": None}, {"vocab_size": float("inf")}, {"rope_scaling": "linear"}, {"rope_scaling": [1]})
+    for fields in wrong:
         with pytest.raises(BrokenModel, match="wrong type"):
             load_config(changed(tmp_path, **fields))
     for content, message in (("{", "is not valid JSON"), ("[]", "does not hold a JSON object")):

@@ -82,6 +82,19 @@ def test_tensor_data_cut_short_is_a_broken_model_that_names_the_tensor(file: Pat
         GgufFile(short)
 
 
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [(Kind.F32, (1 << 32, 1 << 32)), (Kind.F32, (1 << 63,)), (Kind.F32, (1,) * 65), (Kind.Q8_0, (33,))],
+)
+def test_a_shape_that_no_tensor_has_is_a_broken_model(tmp_path: Path, kind: Kind, shape: tuple[int, ...]) -> None:
+    """Its elements do not fit the file, though 64 bits count none, or are no whole blocks."""
+    damaged = tmp_path / "damaged.gguf"
+    entry = struct.pack(f"<Q1sI{len(shape)}QIQ", 1, b"t", len(shape), *shape, kind, 0)
+    damaged.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + entry + bytes(128))
+    with pytest.raises(BrokenModel, match="tensor t "):
+        GgufFile(damaged)
+
+
 def test_what_is_no_gguf_file_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     with pytest.raises(ModelNotFound, match="no such file"):
