@@ -149,7 +149,7 @@ def config_from_directory(directory: Path) -> ModelConfig:
             output_bias=attention_bias and not is_qwen2,
             mlp_bias=bool(raw.get("mlp_bias", False)),
             qk_norm=architecture == "Qwen3ForCausalLM",
-            eos_token_ids=_token_ids(raw.get("eos_token_id"), generation.get("eos_token_id")),
+            eos_token_ids=_token_ids(int(raw["vocab_size"]), raw.get("eos_token_id"), generation.get("eos_token_id")),
         )
     except ModelError:
         raise
@@ -244,12 +244,12 @@ def _sliding_window(raw: dict[str, Any], architecture: str) -> int | None:
     return int(raw.get("sliding_window") or 0) or None
 
 
-def _token_ids(*values: int | list[int] | None) -> tuple[int, ...]:
-    """The union of fields that hold one id, several, or none."""
+def _token_ids(vocab_size: int, *values: int | list[int] | None) -> tuple[int, ...]:
+    """The union of fields that hold one id, several, or none. Ids that no token has, as -1, say nothing."""
     union: set[int] = set()
     for value in values:
         union.update([value] if isinstance(value, int) else value or [])
-    return tuple(sorted(union))
+    return tuple(sorted(token_id for token_id in union if 0 <= token_id < vocab_size))
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
@@ -306,7 +306,9 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
-        eos_token_ids=_token_ids(*(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))),
+        eos_token_ids=_token_ids(
+            vocab_size, *(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
+        ),
     )
 
 

@@ -121,6 +121,10 @@ def test_end_tokens_are_the_union_of_both_files(tmp_path: Path) -> None:
     changed(tmp_path, eos_token_id=7)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9, 7, 3]}))
     assert load_config(tmp_path).eos_token_ids == (3, 7, 9)
+    changed(tmp_path, eos_token_id=[-1, 7, 10**9])
+    assert load_config(tmp_path).eos_token_ids == (3, 7, 9), (
+        "no token has the others, and none is to be banned for them"
+    )
     changed(tmp_path, drop=("eos_token_id",))
     (tmp_path / "generation_config.json").unlink()
     assert load_config(tmp_path).eos_token_ids == ()
