@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from router.fleet_view import FleetView
 from router.workers.state import WorkerState
 
+_LEAVING = ("draining", "failed")
+
 
 class ModelGroup:
     """Made anew when facts change, read by every choice.
@@ -22,6 +24,7 @@ class ModelGroup:
         """Fingerprints of the workers' tokenizers; more than one only while a fleet changes its model."""
         self.longest_everywhere = min((worker.longest_request for worker in workers), default=0)
         """Tokens of the longest request that can run on each of them."""
+        self._longest_differ = any(worker.longest_request != self.longest_everywhere for worker in workers)
         contexts = [worker.max_context_tokens for worker in workers if worker.is_native]
         self.longest_native_context = max(contexts, default=0) if all(contexts) else 0
         """Longest context of the workers that clients may call directly; 0: there are none, or not all have told it."""
@@ -76,11 +79,15 @@ class ModelGroup:
         return self.view.only(self._places[worker.slot] for worker in fitting if worker not in excluded)
 
     def room(self, prompt_tokens: int, fingerprint: int | None) -> int:
-        """Tokens that the answer may have on every suitable worker; less than 1 when nothing fits."""
+        """Tokens that the answer may have on every suitable worker; less than 1 when nothing fits.
+
+        Of those that leave or have failed it counts only where there are no others.
+        """
         longest = self.longest_everywhere
-        if not self._all_fit(prompt_tokens, fingerprint):
+        if self._longest_differ or not self._all_fit(prompt_tokens, fingerprint):
             fitting = self._fitting(self.workers, prompt_tokens, fingerprint)
-            longest = min((worker.longest_request for worker in fitting), default=0)
+            staying = [worker for worker in fitting if worker.ineligible_reason not in _LEAVING] or fitting
+            longest = min((worker.longest_request for worker in staying), default=0)
         return longest - prompt_tokens
 
     def _all_fit(self, prompt_tokens: int, fingerprint: int | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from radixfleet.types import Load
+from radixfleet.types import Load, WorkerStatus
 from router.workers.group import ModelGroup
 from router.workers.state import WorkerState
 from tests.support.chains import chain
@@ -97,6 +97,20 @@ def test_those_with_a_kv_pool_large_enough_come_first() -> None:
     assert group.room(900, None) == 100, "wherever it goes"
     assert group.room(2_000, MODEL.tokenizer_fingerprint) == MODEL.max_context_tokens - 2_000
     assert small.longest_request == 1_000
+
+
+def test_a_worker_that_drains_does_not_shorten_the_answers_of_the_others() -> None:
+    parts = Parts(1)
+    small = parts.add("small", capacity=replace(CAPACITY, kv_tokens=1_000))
+    group = parts.group("m")
+    assert group.room(900, None) == 100
+    for status in (WorkerStatus.DRAINING, WorkerStatus.FAILED):
+        small.status = status
+        small.changed()
+        assert group.room(900, None) == MODEL.max_context_tokens - 900
+    parts.workers[0].status = WorkerStatus.FAILED
+    parts.workers[0].changed()
+    assert group.room(900, None) == 100, "one of them may come back"
 
 
 def test_the_longest_context_is_that_of_workers_that_clients_may_call_and_not_known_before_all_tell() -> None:
