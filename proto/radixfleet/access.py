@@ -105,5 +105,5 @@ def _peer_tls(settings: AccessSettings) -> ClientTls | None:
             raise UnusableFile("tls_peer_name needs tls_ca, without which peers are dialled without TLS")
         return None
     tls = ClientTls(settings.tls_ca, settings.tls_cert, settings.tls_key, settings.tls_peer_name)
-    _ = tls.watched  # a wrong file is an error at start, not at the first call
+    _ = tls.watched, tls.watched_context  # a wrong file is an error at start, not at the first call
     return tls

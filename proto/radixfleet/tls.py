@@ -54,9 +54,24 @@ class ClientTls:
         paths = [Path(file) for file in files if file is not None and str(file) != SYSTEM_CAS]
         return Watched(paths, self.credentials)
 
+    @cached_property
+    def watched_context(self) -> Watched[ssl.SSLContext]:
+        """For HTTPS to others: our CAs beside the machine's, and our certificate. Raises UnusableFile."""
+        files = (self.ca, self.cert, self.key)
+        return Watched([Path(file) for file in files if file is not None and str(file) != SYSTEM_CAS], self._context)
+
     def options(self) -> list[tuple[str, str]]:
         """Options of the channel."""
         return [] if self.peer_name is None else [("grpc.ssl_target_name_override", self.peer_name)]
+
+    def _context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if str(self.ca) != SYSTEM_CAS:
+            _load_cas(context, Path(self.ca))
+        cert, key = _pair(self.cert, self.key)
+        if cert is not None and key is not None:
+            _load_pair(context, cert, key)
+        return context
 
     def _roots(self) -> bytes:
         if str(self.ca) != SYSTEM_CAS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import ssl
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -18,6 +19,7 @@ import msgspec
 
 from radixfleet.clock import Clock
 from radixfleet.errors import DeadlineExceeded, InvalidRequest, Overloaded, RadixfleetError, Unavailable
+from radixfleet.tls import ClientTls
 from router.dialects.http_events import error_message
 from router.dialects.speaker import Faulty, Unreachable
 from router.worker_address import EngineAddress
@@ -40,12 +42,20 @@ class HttpConnection:
     """On the event loop only."""
 
     def __init__(
-        self, address: EngineAddress, clock: Clock, *, connect_timeout_s: float, api_key: Callable[[], str | None]
+        self,
+        address: EngineAddress,
+        clock: Clock,
+        *,
+        connect_timeout_s: float,
+        api_key: Callable[[], str | None],
+        tls: ClientTls | None = None,
     ) -> None:
+        """`tls`: CAs that sign certificates beside the machine's, and what is shown to engines that ask for one."""
         self.address = address
         self._clock = clock
         self._connect_timeout_s = connect_timeout_s
         self._api_key = api_key
+        self._tls = tls
         self._opened: aiohttp.ClientSession | None = None
         self.heard_at_s = clock.now()
         """When the engine last said anything."""
@@ -62,7 +72,9 @@ class HttpConnection:
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._session().get(url, headers=self._authorization(), allow_redirects=False) as response,
+                self._session().get(
+                    url, headers=self._authorization(), ssl=self._trust(), allow_redirects=False
+                ) as response,
             ):
                 body = await _beginning(response, _MAX_ANSWER_BYTES)
                 self._heard()
@@ -113,6 +125,10 @@ class HttpConnection:
         key = self._api_key()
         return {} if key is None else {"Authorization": f"Bearer {key}"}
 
+    def _trust(self) -> ssl.SSLContext | bool:
+        """True: as aiohttp does by itself, by the machine's CAs."""
+        return self._tls.watched_context.current() if self._tls and self.address.base.startswith("https:") else True
+
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
@@ -127,6 +143,7 @@ class HttpConnection:
             f"{self.address.base}{path}",
             data=data if len(data) < _LARGE_BYTES else io.BytesIO(data),
             headers={"Content-Type": "application/json", **self._authorization(), **headers},
+            ssl=self._trust(),
             allow_redirects=False,
         )
 

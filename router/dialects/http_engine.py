@@ -25,6 +25,7 @@ from radixfleet.blocks import BLOCK_SCHEME, BLOCK_TOKENS
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, Unavailable
 from radixfleet.sampling import sampling_params
+from radixfleet.tls import ClientTls
 from radixfleet.tracing import headers
 from radixfleet.types import SamplingParams
 from radixfleet.v1 import inference_pb2, worker_pb2
@@ -79,10 +80,19 @@ class HttpSpeaker:
     dialect = "openai"
 
     def __init__(
-        self, address: EngineAddress, clock: Clock, *, timeout_s: float, api_key: Callable[[], str | None]
+        self,
+        address: EngineAddress,
+        clock: Clock,
+        *,
+        timeout_s: float,
+        api_key: Callable[[], str | None],
+        tls: ClientTls | None = None,
     ) -> None:
-        """`timeout_s`: of a question about itself. `api_key`: what it is shown, asked for at each request."""
-        self._http = HttpConnection(address, clock, connect_timeout_s=timeout_s, api_key=api_key)
+        """`timeout_s`: of a question about itself. `api_key`: what it is shown, asked for at each request.
+
+        `tls`: see `HttpConnection`.
+        """
+        self._http = HttpConnection(address, clock, connect_timeout_s=timeout_s, api_key=api_key, tls=tls)
         self._address = address
         self._clock = clock
         self._timeout_s = timeout_s

@@ -263,6 +263,7 @@ def _http_speaker(address: str, around: Surroundings) -> Speaker:
         around.clock,
         timeout_s=around.settings.connect_timeout_s,
         api_key=around.engine_key if address in around.settings.workers else _no_key,
+        tls=around.access.peer_tls,
     )
 
 
