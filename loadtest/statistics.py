@@ -103,6 +103,9 @@ class Summary:
     requests_per_s: float
     prompt_tokens_per_s: float
     output_tokens_per_s: float
+    steady_output_tokens_per_s: float
+    """The same from the start to the last arrival: what is decoded after it is not counted, for there one long answer
+    may decide how long the run lasts. Over the whole run where all arrive at the start."""
     goodput: float
     """Good requests a second."""
     good_share: float
@@ -162,12 +165,24 @@ def summarize(result: RunResult, objective: Objective) -> Summary:
         requests_per_s=len(complete) / duration_s,
         prompt_tokens_per_s=sum(outcome.prompt_tokens for outcome in complete) / duration_s,
         output_tokens_per_s=sum(outcome.output_tokens for outcome in complete) / duration_s,
+        steady_output_tokens_per_s=_steady_rate(complete, outcomes[-1].arrived_s or duration_s if outcomes else 1.0),
         goodput=good / duration_s,
         good_share=good / len(outcomes) if outcomes else 0.0,
         request_shares=_shares(result, [(outcome, 1) for outcome in begun]),
         work_shares=_shares(result, [(outcome, _work(outcome)) for outcome in begun]),
         busy_share=sum(result.busy_s) / duration_s / len(result.busy_s) if result.busy_s else None,
     )
+
+
+def _steady_rate(outcomes: Sequence[Outcome], until_s: float) -> float:
+    """Output tokens a second until then. Of an answer that was not at its end, those that came if all came evenly."""
+    tokens = 0.0
+    for outcome in outcomes:
+        if outcome.first_token_s is not None and outcome.ended_s is not None and outcome.first_token_s <= until_s:
+            answered_s = outcome.ended_s - outcome.first_token_s
+            share = min(1.0, (until_s - outcome.first_token_s) / answered_s) if answered_s else 1.0
+            tokens += 1 + share * (outcome.output_tokens - 1)
+    return tokens / until_s
 
 
 def _blocks(outcomes: Sequence[Outcome]) -> int:

@@ -49,11 +49,12 @@ def _latencies(summaries: Sequence[Summary]) -> Table:
 
 
 def _throughput(summaries: Sequence[Summary]) -> Table:
-    table = _table("a second", "tokens out", "answered", "good ones", "max/mean work", "busy", "failed")
+    table = _table("a second", "tokens out", "steady", "answered", "good ones", "max/mean", "busy", "failed")
     for summary in summaries:
         table.add_row(
             summary.policy,
             number(summary.output_tokens_per_s),
+            number(summary.steady_output_tokens_per_s),
             number(summary.requests_per_s),
             number(summary.goodput),
             f"{summary.max_to_mean_work:.2f}",
@@ -61,7 +62,8 @@ def _throughput(summaries: Sequence[Summary]) -> Table:
             str(summary.failed),
         )
     table.caption = (
-        "tokens and requests answered to the end, over the whole time from the first to the last answer's end"
+        "tokens and requests answered to the end, over the whole time to the last answer's end; steady: tokens out "
+        "until the last request came, which no long answer at the end decides. max/mean: work of the busiest worker"
     )
     table.caption_justify = "left"
     return table

@@ -99,6 +99,19 @@ class TestSummary:
         assert (summary.goodput, summary.good_share) == (2 / 4, pytest.approx(2 / 3))
         assert summary.busy_share == 1.0
 
+    def test_a_long_answer_at_the_end_does_not_decide_the_steady_rate(self):
+        """Requests come until 10 s; one answer goes on to 100 s, in the other run to 200 s."""
+        first, last = outcome(first_token_s=1.0, ended_s=9.0), outcome(10.0)
+        runs = [[first, outcome(2.0, first_token_s=5.0, ended_s=end_s), last] for end_s in (100.0, 200.0)]
+        short, long = (summarize(result(outcomes), Objective()) for outcomes in runs)
+        assert short.output_tokens_per_s == pytest.approx(2 * long.output_tokens_per_s)
+        assert short.steady_output_tokens_per_s == pytest.approx((11 + 1 + 10 * 5 / 95) / 10)
+        assert long.steady_output_tokens_per_s == pytest.approx((11 + 1 + 10 * 5 / 195) / 10)
+
+    def test_the_steady_rate_is_that_of_the_whole_run_where_all_arrive_at_the_start(self):
+        summary = summarize(result([outcome(), outcome(ended_s=3.0)]), Objective())
+        assert summary.steady_output_tokens_per_s == summary.output_tokens_per_s == 22 / 3
+
     def test_times_begin_with_the_arrival(self):
         summary = summarize(result([outcome(10.0), outcome(20.0)], gaps=[(0.1, 15), (0.4, 5)]), Objective())
         assert summary.ttft_s.mean == pytest.approx(0.5)
