@@ -10,6 +10,7 @@ Why each option is there:
 - No SO_REUSEPORT unless processes share a port on purpose: a port that is taken is an error.
 - Reconnect within two seconds: a worker that comes back is found at once (the default backs off to two minutes).
   One attempt may take longer, through a slow network and a TLS handshake; gRPC calls that the minimal backoff.
+- No HTTP proxy: gRPC would send what goes to 127.0.0.1 or to the next machine to the one that `http_proxy` names.
 
 TLS and keys: `listen` is given a certificate, `make_server` a guard, and `open_channel` an Endpoint that says what to
 show there.
@@ -80,6 +81,7 @@ def client_options(*, max_message_bytes: int = MAX_MESSAGE_BYTES, keepalive_s: f
         ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", _RECONNECT_MAX_MS),
         ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]
 

@@ -74,8 +74,9 @@ class Client:
         """`target`: host:port, or an Endpoint where TLS or a key is needed.
 
         `timeout_s`: for calls that are given none; None waits forever. Raises UnusableFile when the endpoint's
-        certificates cannot be read.
+        certificates cannot be read, RuntimeError where no event loop runs, as calls do on another loop.
         """
+        self._loop = asyncio.get_running_loop()
         self._address = as_endpoint(target).address
         self._channel = open_channel(target)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
@@ -373,6 +374,8 @@ class Client:
 
     def _for_try_s(self, deadline: Deadline) -> float | None:
         """What one more try may take. Raises Cancelled when the client was closed, DeadlineExceeded."""
+        if asyncio.get_running_loop() is not self._loop:  # gRPC would speak of tasks and futures
+            raise RuntimeError("the Client was made on another event loop: each asyncio.run, and thread, needs its own")
         self._check_open()
         return deadline.for_try_s(self._clock)
 

@@ -18,6 +18,7 @@ from radixfleet import convert
 from radixfleet.channel import client_options, listen, make_server, open_channel, server_options
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from tests.support.fake_inference import SERVICE, FakeInference, serving
+from tests.support.ports import held_port
 
 SILENCE_S = 6.0
 """gRPC sends keepalive pings at most each second, and a server without our options gives up at the fifth."""
@@ -105,6 +106,15 @@ async def test_a_million_tokens_pass_both_ways():
     async with serving(SilentInference()) as address, open_channel(address) as channel:
         response = await inference_pb2_grpc.InferenceStub(channel).Tokenize(request)
     assert len(response.token_ids) == 1_000_000
+
+
+async def test_a_proxy_of_the_environment_is_not_for_the_fleet(monkeypatch):
+    for name in ("no_grpc_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with held_port() as nobodys:
+        monkeypatch.setenv("grpc_proxy", f"http://127.0.0.1:{nobodys}")
+        async with serving(FakeInference()) as address, open_channel(address) as channel:
+            await inference_pb2_grpc.InferenceStub(channel).Tokenize(inference_pb2.TokenizeRequest())
 
 
 @pytest.mark.parametrize("num_bytes", [5 * 1024**2, 40 * 1024**2])

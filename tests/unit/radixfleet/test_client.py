@@ -444,6 +444,24 @@ async def test_a_client_that_is_closed_says_so(call):
         await call(client)
 
 
+def test_a_client_belongs_to_one_event_loop():
+    async def made() -> Client:
+        return Client("127.0.0.1:1")
+
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        Client("127.0.0.1:1")
+    with asyncio.Runner() as first, asyncio.Runner() as second:
+        client = first.run(made())
+        for call in (collect(client), client.tokenize("hello"), anext(client.watch_fleet())):
+            with pytest.raises(RuntimeError, match="another event loop"):
+                second.run(awaited(call))
+        first.run(client.close())
+
+
+async def awaited(call):
+    return await call
+
+
 async def test_closing_the_client_ends_what_runs():
     fake = FakeInference([[started(), delta(1), Silence()]])
     async with serving(fake) as address:
