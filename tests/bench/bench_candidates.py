@@ -4,10 +4,11 @@ python tests/bench/bench_candidates.py --cells FOLDER [--trace mooncake_conversa
 python tests/bench/bench_candidates.py --cells FOLDER --workers 4 --loads 0.8 --workloads hot-prefix --policies all
 
 Each cell of the grid is one simulation; its result is kept in FOLDER, so the command may be stopped, widened and
-repeated. In the end, a row for each workload, fleet and load: mean TTFT and output tokens a second of the default, of
-SGLang's rule and of round robin over those of the best policy there (medians over the seeds), and which that is. The
-best of many is the luckiest too, so with one seed or two a row says little: from three seeds on, the default is also
-set against the best but itself seed by seed, with the standard error of the mean ratio. `--seeds 301-312` are twelve.
+repeated. In the end, a row for each workload, fleet and load: mean TTFT and output tokens a second (until the last
+request came) of the default, of SGLang's rule and of round robin over those of the best policy there (medians over the
+seeds), and which that is. The best of many is the luckiest too, so with one seed or two a row says little: from three
+seeds on, the default is also set against the best but itself seed by seed, with the standard error of the mean ratio.
+`--seeds 301-312` are twelve.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _run(cells: Cells, spots: Sequence[Spot], policies: Sequence[Policy], minute
 
 
 def _print_ratios(found: dict[tuple[str, int, float], dict[str, Standing]]) -> None:
-    print("over the best policy of each row: mean TTFT / output tokens a second; medians over the seeds")
+    print("over the best policy of each row: mean TTFT / steady output tokens a second; medians over the seeds")
     print(f"{'workload':18s} {'workers':>7s} {'load':>4s} {'seeds':>5s}", *(f"{n:>13s}" for n in SHOWN), "  best TTFT")
     for (workload, workers, load), standing in found.items():
         shown = [_pair(standing, name) for name in SHOWN]
@@ -168,8 +169,8 @@ def _print_detail(found: dict[tuple[str, int, float], dict[str, Standing]]) -> N
     for (workload, workers, load), standing in found.items():
         print(f"\n{Path(workload).name}, {workers} workers, load {load:g}")
         for name, each in sorted(standing.items(), key=lambda item: item[1].ttft_s):
-            tokens = f"{each.output_tokens_per_s:8.0f} tokens/s"
-            print(f"{name:24s} hit {each.hit_rate:.3f}  TTFT {each.ttft_s:8.4f} s  {tokens}")
+            times = f"TTFT {each.ttft_s:8.4f} s  answered {each.latency_s:8.4f} s"
+            print(f"{name:24s} hit {each.hit_rate:.3f}  {times}  {each.steady_output_tokens_per_s:8.0f} tokens/s")
 
 
 if __name__ == "__main__":

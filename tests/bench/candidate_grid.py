@@ -57,7 +57,10 @@ class Cell:
     ttft_s: float
     """Mean."""
     ttft_p99_s: float
-    output_tokens_per_s: float
+    latency_s: float
+    """Mean, until the answer's end."""
+    steady_output_tokens_per_s: float
+    """Until the last request came: which answer ends last does not decide it."""
     hit_rate: float
     ceiling: float
     speed: float = 0.0
@@ -97,7 +100,8 @@ class Cells:
                 policy.name,
                 summary.ttft_s.mean,
                 summary.ttft_s.p99,
-                summary.output_tokens_per_s,
+                summary.latency_s.mean,
+                summary.steady_output_tokens_per_s,
                 summary.hit_rate,
                 summary.ceiling,
                 speed,
@@ -119,7 +123,8 @@ class Standing:
     """A policy's figures on a workload, fleet and load: medians over the seeds."""
 
     ttft_s: float
-    output_tokens_per_s: float
+    latency_s: float
+    steady_output_tokens_per_s: float
     hit_rate: float
     ttft_s_by_seed: Mapping[int, float]
 
@@ -145,19 +150,20 @@ def standings(cells: Iterable[Cell]) -> dict[tuple[str, int, float], dict[str, S
 def _standing(cells: Sequence[Cell]) -> Standing:
     return Standing(
         median(cell.ttft_s for cell in cells),
-        median(cell.output_tokens_per_s for cell in cells),
+        median(cell.latency_s for cell in cells),
+        median(cell.steady_output_tokens_per_s for cell in cells),
         median(cell.hit_rate for cell in cells),
         {cell.spot.seed: cell.ttft_s for cell in cells},
     )
 
 
 def ratios(standing: Mapping[str, Standing], name: str) -> tuple[float, float]:
-    """Mean TTFT and output tokens a second of `name` over those of the best policy in each: 1 is the best itself."""
+    """Mean TTFT and steady tokens a second of `name` over those of the best policy in each: 1 is the best itself."""
     rated = [each for policy, each in standing.items() if policy != Dealt.name]
     best_ttft_s = min(each.ttft_s for each in rated)
-    most_tokens = max(each.output_tokens_per_s for each in rated)
+    most_tokens = max(each.steady_output_tokens_per_s for each in rated)
     ours = standing[name]
-    return ours.ttft_s / best_ttft_s, ours.output_tokens_per_s / most_tokens
+    return ours.ttft_s / best_ttft_s, ours.steady_output_tokens_per_s / most_tokens
 
 
 def _staged(spot: Spot) -> tuple[Prepared, Experiment, float]:
