@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from router.http.errors import ErrorAnswer, json_response
 from router.http.openai.models import Model, ModelList
 from router.http.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from router.http.openai.responses import (
+from router.http.openai.shapes import (
     ChatAnswer,
     ChatChunk,
     CompletionAnswer,

@@ -24,7 +24,7 @@ from router.http.openai.logprobs import (
     joined_completion,
     token_texts,
 )
-from router.http.openai.responses import (
+from router.http.openai.shapes import (
     ChatDelta,
     ChatPart,
     CompletionLogprobs,

@@ -16,7 +16,7 @@ import msgspec
 from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
 from router.http.openai.closed_schema import closed
-from router.http.openai.requests import ChatRequest, JsonFormat, Sampling, SchemaFormat, StructuredOutputs
+from router.http.openai.requests import ChatRequest, ChoicesRequest, JsonFormat, SchemaFormat, StructuredOutputs
 from router.http.openai.tools import call_grammar, demands_call, shown_tools
 
 _FORMS = "send response_format, or structured_outputs with json, regex, grammar or choice"
@@ -38,7 +38,7 @@ _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
 """What means something in a regular expression."""
 
 
-def refuse_other_names(request: Sampling) -> None:
+def refuse_other_names(request: ChoicesRequest) -> None:
     """Raises InvalidRequest for a field that would be ignored, and must not be."""
     for name, instead in _INSTEAD.items():
         value = getattr(request, name, None)
@@ -48,7 +48,7 @@ def refuse_other_names(request: Sampling) -> None:
         raise InvalidRequest("modalities may be text alone", field="modalities")
 
 
-def grammar(request: Sampling) -> inference_pb2.Grammar | None:
+def grammar(request: ChoicesRequest) -> inference_pb2.Grammar | None:
     """None: anything goes. Raises InvalidRequest.
 
     A demanded call goes before `response_format`, and a model that is shown tools may call instead, as with OpenAI.
@@ -74,18 +74,18 @@ def grammar_of_few(request: ChatRequest) -> inference_pb2.Grammar | None:
     return _json_only(request) if is_needed else None
 
 
-def _may_call(request: Sampling) -> TypeGuard[ChatRequest]:
+def _may_call(request: ChoicesRequest) -> TypeGuard[ChatRequest]:
     return isinstance(request, ChatRequest) and bool(shown_tools(request))
 
 
-def _json_only(request: Sampling) -> inference_pb2.Grammar | None:
+def _json_only(request: ChoicesRequest) -> inference_pb2.Grammar | None:
     own = request.response_format
     if isinstance(own, SchemaFormat):
         return inference_pb2.Grammar(json_schema=closed(bytes(own.json_schema.schema).decode()))
     return inference_pb2.Grammar(json_object=True) if isinstance(own, JsonFormat) else None
 
 
-def constraint_field(request: Sampling) -> str:
+def constraint_field(request: ChoicesRequest) -> str:
     """The client's name for what `grammar` makes of its request, which is valid."""
     if isinstance(request, ChatRequest) and demands_call(request):
         return "tools"

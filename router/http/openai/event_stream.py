@@ -39,10 +39,12 @@ class EventStream:
         self.has_begun = False
         """Too late for another status."""
 
-    def put(self, event: bytes) -> None:
+    def put(self, data: bytes, name: str = "") -> None:
         """Add an event to the next write."""
+        if name:
+            self._pending += b"event: %s\n" % name.encode()
         self._pending += b"data: "
-        self._pending += event
+        self._pending += data
         self._pending += b"\n\n"
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
-"""POST /v1/completions and /v1/chat/completions: the way of a request through the dispatcher, and of its answer back.
+"""POST /v1/chat/completions and its like: the way of a request through the dispatcher, and of its answer back.
 
 Until the first token, or until a stream was silent for long, nothing is sent, so whatever fails by then has a status of
-its own. A failure after that is an event with an error object, and no [DONE] behind it.
+its own. A failure after that is an event.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from router.dispatch.record import RequestLog
 from router.dispatch.request import PreparedRequest
 from router.http.body import parse, read_body
 from router.http.context import caller_context
-from router.http.errors import error_answer, json_response, our_fault
+from router.http.errors import json_response, our_fault
 from router.http.guard import count_more
 from router.http.openai.answers import Part, usage_of
 from router.http.openai.event_stream import EventStream
 from router.http.openai.plan import Plan
 from router.http.openai.requests import Sampling
-from router.http.openai.responses import Usage
 from router.http.openai.translation import in_openai_names
 from router.http.presence import ClientGone, client_present
 from router.http.request_id import request_id_of
@@ -129,11 +128,10 @@ class GenerateEndpoint(Generic[RequestT]):
         return plan.whole.answer(plan.answer_id, int(time.time()), model_name, usage)
 
     async def _stream(self, plan: Plan, request_id: str, receive: Receive, stream: EventStream) -> None:
-        chunks = _Chunks(plan)
-
         async def take(parts: Sequence[Part], model: str, is_last: bool) -> None:  # noqa: FBT001  see Take
             for part in parts:
-                stream.put(chunks.encode(part, model))
+                for event in plan.streamed.add(part, model):
+                    stream.put(event.data, event.name)
             if not is_last or len(plan.requests) > 1:  # the end of the response follows at once
                 await stream.flush()
 
@@ -146,34 +144,12 @@ class GenerateEndpoint(Generic[RequestT]):
             if not stream.has_begun:
                 raise
             told = error if isinstance(error, RadixfleetError) else our_fault(error, plan.answer_id)
-            stream.put(msgspec.json.encode(error_answer(told)))
+            last = plan.streamed.fail(told)
         else:
-            if plan.has_last_usage:
-                stream.put(chunks.last())
-            stream.put(b"[DONE]")
+            last = plan.streamed.end()
+        for event in last:
+            stream.put(event.data, event.name)
         await stream.end()
-
-
-class _Chunks:
-    """Encodes the events of one stream."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._created = int(time.time())
-        self._model = ""
-        self._usage: msgspec.UnsetType | None = None if plan.has_last_usage else msgspec.UNSET
-
-    def encode(self, part: Part, model: str) -> bytes:
-        self._model = model
-        usage = self._meter() if self._plan.has_running_usage else self._usage
-        return msgspec.json.encode(self._plan.chunk(self._plan.answer_id, self._created, model, [part], usage))
-
-    def last(self) -> bytes:
-        plan = self._plan
-        return msgspec.json.encode(plan.chunk(plan.answer_id, self._created, self._model, [], self._meter()))
-
-    def _meter(self) -> Usage:
-        return usage_of([choices.meter for choices in self._plan.choices])
 
 
 def _no_deadline() -> None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2
-from router.http.openai.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
+from router.http.openai.shapes import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
 
 _ANCHOR = "a"
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixfleet.v1 import inference_pb2
 from router.http.openai.answers import ChatChoices, Choices, CompletionChoices
 from router.http.openai.constraints import constraint_field, grammar_of_few
-from router.http.openai.requests import ChatRequest, CompletionRequest, Sampling, StreamOptions
-from router.http.openai.responses import ChatChunk, CompletionChunk
+from router.http.openai.requests import ChatRequest, ChoicesRequest, CompletionRequest, StreamOptions
+from router.http.openai.shapes import ChatChunk, CompletionChunk
+from router.http.openai.streamed import Chunks, Streamed
 from router.http.openai.tools import shown_tools
 from router.http.openai.translation import chat_request, completion_requests
 from router.http.openai.whole import Whole, WholeChat, WholeCompletion
@@ -27,12 +28,9 @@ class Plan:
     choices: Sequence[Choices]
     """Of each of `requests`."""
     whole: Whole
-    chunk: Callable[..., ChatChunk | CompletionChunk]
+    streamed: Streamed
     is_stream: bool
-    has_last_usage: bool
-    """One more event at the end, with the usage; null in the others."""
-    has_running_usage: bool
-    """The usage so far in every event."""
+    """Which of the two the client gets."""
     limit: str
     """The client's name for how long an answer may be; "": it does not say, so what the context leaves is enough."""
     constraint: str
@@ -65,22 +63,19 @@ def completion_plan(request: CompletionRequest, request_id: str) -> Plan:
 
 def _plan(
     answer_id: str,
-    request: Sampling,
+    request: ChoicesRequest,
     messages: Sequence[inference_pb2.GenerateRequest],
     choices: Sequence[Choices],
     whole: Whole,
     chunk: type[ChatChunk | CompletionChunk],
 ) -> Plan:
-    options = request.stream_options or StreamOptions()
     return Plan(
         answer_id=answer_id,
         requests=messages,
         choices=choices,
         whole=whole,
-        chunk=chunk,
+        streamed=Chunks(answer_id, chunk, choices, request.stream_options or StreamOptions()),
         is_stream=bool(request.stream),
-        has_last_usage=bool(options.include_usage),
-        has_running_usage=bool(options.continuous_usage_stats),
         limit=next((name for name in _LIMITS if getattr(request, name, None) is not None), ""),
         constraint=constraint_field(request),
         grammar_of_few=grammar_of_few(request) if isinstance(request, ChatRequest) else None,

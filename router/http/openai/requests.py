@@ -73,7 +73,7 @@ class StructuredOutputs(msgspec.Struct):
 
 
 class Sampling(msgspec.Struct, kw_only=True):
-    """What requests for completions and for chats have in common."""
+    """What all requests for answers have in common."""
 
     model: str | None = None
     """OpenAI demands it; here it may be left out while one model is served, as most engines of this field allow."""
@@ -83,8 +83,6 @@ class Sampling(msgspec.Struct, kw_only=True):
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), extra_json_schema={"maximum": MAX_SEED})] | None = None
     """As over gRPC, 0 to 2^64 - 1; one below 0 is that seed modulo 2^64."""
-    n: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)] | None = None
-    max_tokens: _Limit | None = None
     min_tokens: _Count | None = None
     stop: str | Annotated[list[str], Meta(max_length=MAX_STOP_STRINGS)] | None = None
     stop_token_ids: list[_TokenId] | None = None
@@ -100,9 +98,8 @@ class Sampling(msgspec.Struct, kw_only=True):
         ]
         | None
     ) = None
-    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's other way to say what the answer has to keep to."""
+    """vLLM's way to say what the answer has to keep to."""
     guided_json: Any = None
     """Refused, as are the five below: see structured_outputs."""
     guided_regex: Any = None
@@ -111,14 +108,22 @@ class Sampling(msgspec.Struct, kw_only=True):
     regex: Any = None
     ebnf: Any = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     """Higher runs first."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
 
 
-class CompletionRequest(Sampling, kw_only=True):
+class ChoicesRequest(Sampling, kw_only=True):
+    """What requests for completions and for chats have in common: their answers are choices."""
+
+    n: Annotated[int, Meta(ge=1, le=MAX_COMPLETIONS)] | None = None
+    max_tokens: _Limit | None = None
+    response_format: TextFormat | JsonFormat | SchemaFormat | None = None
+    stream_options: StreamOptions | None = None
+
+
+class CompletionRequest(ChoicesRequest, kw_only=True):
     """POST /v1/completions."""
 
     prompt: str | Annotated[list[str | _TokenId | list[_TokenId]], Meta(min_length=1)]
@@ -151,7 +156,7 @@ class Message(msgspec.Struct, kw_only=True):
     reasoning_content: str | None = None
 
 
-class ChatRequest(Sampling, kw_only=True):
+class ChatRequest(ChoicesRequest, kw_only=True):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]

@@ -12,7 +12,7 @@ from router.http.body import parse, read_body
 from router.http.errors import json_response
 from router.http.openai.logprobs import token_texts
 from router.http.openai.requests import DetokenizeRequest, TokenizeRequest
-from router.http.openai.responses import DetokenizeAnswer, TokenizeAnswer
+from router.http.openai.shapes import DetokenizeAnswer, TokenizeAnswer
 from router.http.openai.translation import in_openai_names, tokenize_prompt
 
 

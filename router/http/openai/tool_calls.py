@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from router.http.openai.responses import FunctionCall, ToolCall
+from router.http.openai.shapes import FunctionCall, ToolCall
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"

@@ -16,9 +16,9 @@ from router.http.openai.requests import (
     MAX_PROMPTS,
     MAX_SEED,
     ChatRequest,
+    ChoicesRequest,
     CompletionRequest,
     Message,
-    Sampling,
     TokenizeRequest,
 )
 from router.http.openai.tools import shown_tools
@@ -111,7 +111,7 @@ def tokenize_prompt(request: TokenizeRequest) -> inference_pb2.Prompt:
 
 
 def _generate(
-    request: Sampling, prompt: inference_pb2.Prompt, sampling: inference_pb2.SamplingParams
+    request: ChoicesRequest, prompt: inference_pb2.Prompt, sampling: inference_pb2.SamplingParams
 ) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(
         model=request.model or "",
@@ -122,7 +122,7 @@ def _generate(
     )
 
 
-def _sampling(request: Sampling) -> inference_pb2.SamplingParams:
+def _sampling(request: ChoicesRequest) -> inference_pb2.SamplingParams:
     refuse_other_names(request)
     bias = {int(token_id): value for token_id, value in (request.logit_bias or {}).items()}
     if bias and max(bias) >= 2**32:

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from router.http.openai.answers import Part
 from router.http.openai.logprobs import joined_completion
-from router.http.openai.responses import (
+from router.http.openai.shapes import (
     ChatAnswer,
     ChatChoice,
     ChatLogprobs,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.openai.responses import ToolCall
+from router.http.openai.shapes import ToolCall
 from router.http.openai.tool_calls import ToolCallFinder
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'

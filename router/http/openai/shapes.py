@@ -1,4 +1,4 @@
-"""What clients get, in OpenAI's published shape. Fields that it does not have are kept out of it."""
+"""What clients get for chats, completions and token ids, in OpenAI's published shape: no field that it lacks."""
 
 from __future__ import annotations
 
