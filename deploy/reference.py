@@ -17,7 +17,7 @@ from radixfleet.settings import ProcessSettings, click_options
 from router.config import RouterSettings
 from worker.config import WorkerSettings
 
-DOCUMENTS = ("README.md", "deploy/monitoring/METRICS.md")
+DOCUMENTS = ("router/README.md", "worker/README.md", "deploy/monitoring/METRICS.md")
 SETTINGS: Mapping[str, type[ProcessSettings]] = {"worker": WorkerSettings, "router": RouterSettings}
 _TABLE = re.compile(r"(<!-- (settings|metrics): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NOTES = re.compile(r"^(?P<text>.*?)\s*\[(?P<notes>[^\]]*)\]$", re.DOTALL)
