@@ -26,8 +26,8 @@ from radixfleet.limits import ClientLimits
 from radixfleet.metrics_server import MetricsServer
 from radixfleet.v1 import fleet_pb2_grpc
 from router.api.fleet_watch import FleetWatch
+from router.api.passed_orders import PassedOrders
 from router.api.scrape_targets import PATH, scrape_targets
-from router.api.siblings import SiblingServicer
 from router.config import RouterSettings
 from router.console.beginnings import Beginnings
 from router.console.feed import Feeder
@@ -44,7 +44,7 @@ from router.http.operations import operations_routes
 from router.http.server import HttpServer
 from router.index import Sketch
 from router.metrics import RouterMetrics, ask_loop
-from router.siblings import Place, Siblings
+from router.other_processes import OtherProcesses, Place
 from router.truthful_health import truthful_health
 from router.workers.gathering import Gathering
 from router.workers.registry import WorkerRegistry
@@ -94,11 +94,11 @@ async def running_router(
     random = random or Random()  # noqa: S311  ties and jitter, no secrets
     metrics = RouterMetrics()
     access = await asyncio.to_thread(_access, settings, metrics, clock)
-    siblings = Siblings(place)
+    other_processes = OtherProcesses(place)
     shared_port = place is not None
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(siblings.close)
-        core = await stack.enter_async_context(running_core(settings, access, metrics, siblings, clock, random))
+        stack.push_async_callback(other_processes.close)
+        core = await stack.enter_async_context(running_core(settings, access, metrics, other_processes, clock, random))
         server, health = await make_server(
             SERVICES, guard=access.guard, max_message_bytes=settings.max_message_bytes, shared_port=shared_port
         )
@@ -111,7 +111,7 @@ async def running_router(
         await stack.enter_async_context(beside(core.activity.run(), "activity"))
         await stack.enter_async_context(expiry_told(access.tls, metrics.watch_certificate))
         if place is not None:
-            await stack.enter_async_context(_heard_by_siblings(core, place))
+            await stack.enter_async_context(_heard_by_other_processes(core, place))
         stack.push_async_callback(server.stop, None)
         core.registry.start()
         await server.start()
@@ -165,9 +165,9 @@ def _serve_metrics(
     metrics.watch_fleet(lambda: fleet_sample(core.registry, core.sketch, clock), loop)
 
     def targets(asked: str) -> bytes | None:
-        ports = core.registry.siblings.metrics_ports()
+        ports = core.registry.other_processes.metrics_ports()
         tls = {"router_tls": access.tls is not None, "worker_tls": access.peer_tls is not None}
-        return ask_loop(lambda: scrape_targets(core.registry.workers, asked, sibling_ports=ports, **tls), loop)
+        return ask_loop(lambda: scrape_targets(core.registry.workers, asked, other_ports=ports, **tls), loop)
 
     return MetricsServer(metrics.registry, settings.host, settings.metrics_port, {PATH: targets}, access)
 
@@ -193,15 +193,15 @@ def _http_server(
 
 
 @asynccontextmanager
-async def _heard_by_siblings(core: Core, place: Place) -> AsyncIterator[None]:
+async def _heard_by_other_processes(core: Core, place: Place) -> AsyncIterator[None]:
     """While the block lasts, the processes that share our ports can tell us; and we know the workers that they know."""
     server, _ = await make_server(("radixfleet.v1.Fleet",))
-    servicer = SiblingServicer(*core.fleet_parts, Guard())
+    servicer = PassedOrders(*core.fleet_parts, Guard())
     fleet_pb2_grpc.add_FleetServicer_to_server(servicer, server)
     await asyncio.to_thread(place.withdraw)
     server.add_insecure_port(place.socket)
     await server.start()
-    core.registry.learn(await core.registry.siblings.workers())
+    core.registry.learn(await core.registry.other_processes.workers())
     try:
         yield
     finally:

@@ -30,8 +30,8 @@ from router.dispatch.lookaside import LookAside
 from router.dispatch.record import RequestLog
 from router.index import HotPrefixes, Sketch
 from router.metrics import RouterMetrics
+from router.other_processes import OtherProcesses
 from router.policies import make_policy
-from router.siblings import Siblings
 from router.workers.activity import FleetActivity
 from router.workers.engine_settings import engine_key, named_tokenizers
 from router.workers.gathering import DIAL_S, GATHER_S, Gathering
@@ -76,9 +76,14 @@ class Core:
 
 @asynccontextmanager
 async def running_core(
-    settings: RouterSettings, access: Access, metrics: RouterMetrics, siblings: Siblings, clock: Clock, random: Random
+    settings: RouterSettings,
+    access: Access,
+    metrics: RouterMetrics,
+    other_processes: OtherProcesses,
+    clock: Clock,
+    random: Random,
 ) -> AsyncIterator[Core]:
-    """Dials nobody until `registry.start`. Leaving the block leaves the workers."""
+    """Put a router's parts together. It dials nobody until `registry.start`; leaving the block leaves the workers."""
     async with AsyncExitStack() as stack:
         threads = ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         stack.callback(threads.shutdown, wait=False, cancel_futures=True)
@@ -90,11 +95,12 @@ async def running_core(
         key = engine_key(settings.engine_api_key, clock)
         around = Surroundings(settings, sketch, tokenizers, metrics, look_aside, access, clock, random, key)
 
+        # The registry calls both when a worker has changed; by then `gathering` and `gate`, which read it, are there.
         def on_change() -> None:
             changed.set()
             gathering.stir()
 
-        registry = WorkerRegistry(around, on_change, lambda: gate.stir(), siblings)
+        registry = WorkerRegistry(around, on_change, lambda: gate.stir(), other_processes)
         gathering = Gathering(
             registry,
             metrics,

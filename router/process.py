@@ -25,7 +25,7 @@ from radixfleet.tracing import setup_tracing
 from radixfleet.watched_file import UnusableFile
 from router.app import Router, drain, running_router
 from router.config import RouterSettings
-from router.siblings import Place
+from router.other_processes import Place
 
 _log = structlog.get_logger("radixfleet.router")
 

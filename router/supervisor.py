@@ -22,9 +22,9 @@ from radixfleet.os_errors import reason_of
 from radixfleet.stop_signals import on_stop_signals
 from radixfleet.telemetry import setup_logging
 from router.config import RouterSettings
+from router.other_processes import Place
 from router.own_folder import own_folder
 from router.process import complain, packed, publish_addresses, run_process, withdraw_addresses
-from router.siblings import Place
 
 _POLL_S = 0.05
 _FIRST_PAUSE_S = 0.5

@@ -82,7 +82,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
         """Add a worker by its address."""
         added = self._registry.add(request.address, repeats=request.repeats)
-        await self._registry.siblings.tell("Register", request)
+        await self._registry.other_processes.tell("Register", request)
         return fleet_pb2.RegisterResponse(added=added)
 
     async def Drain(self, request: fleet_pb2.DrainWorkerRequest, context: Context) -> worker_pb2.DrainResponse:
@@ -99,5 +99,5 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def Remove(self, request: fleet_pb2.RemoveRequest, context: Context) -> fleet_pb2.RemoveResponse:
         """Forget a worker."""
         self._registry.remove(self._registry.get(request.worker_id))
-        await self._registry.siblings.tell("Remove", request)
+        await self._registry.other_processes.tell("Remove", request)
         return fleet_pb2.RemoveResponse()

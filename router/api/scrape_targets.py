@@ -23,18 +23,18 @@ def scrape_targets(
     workers: Iterable[WorkerState],
     asked: str,
     *,
-    sibling_ports: Iterable[int] = (),
+    other_ports: Iterable[int] = (),
     router_tls: bool = False,
     worker_tls: bool = False,
 ) -> bytes:
     """Target groups as JSON. `asked`: host:port by which the router's metrics port was reached.
 
-    `sibling_ports`: where other processes of this router have theirs.
+    `other_ports`: where other processes of this router have theirs.
     Whose ports speak TLS, `router_tls` and `worker_tls`, is scraped by https.
     """
     own_host, _, _ = asked.rpartition(":")
     groups = [_group(asked, tls=router_tls, role="router")]
-    groups += [_group(f"{own_host}:{port}", tls=router_tls, role="router") for port in sibling_ports]
+    groups += [_group(f"{own_host}:{port}", tls=router_tls, role="router") for port in other_ports]
     for worker in workers:
         facts = worker.facts
         if facts is None or not facts.metrics_port or worker.duplicate_of:

@@ -19,7 +19,7 @@ from radixfleet.errors import InvalidRequest, Overloaded, UnknownWorker
 from radixfleet.types import Capacity, ModelInfo, WorkerId
 from radixfleet.v1 import fleet_pb2, worker_pb2
 from router.dialects.speaker import Generator
-from router.siblings import Siblings
+from router.other_processes import OtherProcesses
 from router.worker_address import check_worker_address
 from router.workers.breaker import Breaker
 from router.workers.connection import WorkerConnection
@@ -59,13 +59,13 @@ class WorkerRegistry:
         around: Surroundings,
         on_change: Callable[[], None],
         on_load: Callable[[], None],
-        siblings: Siblings | None = None,
+        other_processes: OtherProcesses | None = None,
     ) -> None:
         """`on_change` is called when a worker came, went, or has another status, `on_load` when its load is another.
 
-        `siblings`: router processes that must hear of orders too; None: there are none.
+        `other_processes`: router processes that must hear of orders too; None: there are none.
         """
-        self.siblings = siblings or Siblings()
+        self.other_processes = other_processes or OtherProcesses()
         self._around = around
         self._on_change = on_change
         self._on_load = on_load
@@ -158,12 +158,12 @@ class WorkerRegistry:
         return True
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """Dial the workers that siblings know, as many as may be."""
+        """Dial the workers that the other processes know, as many as may be."""
         for address in addresses:
             try:
                 self.add(address)
             except Overloaded as error:
-                _log.warning("not all workers that the siblings know are known here", reason=str(error))
+                _log.warning("not all workers that the other processes know are known here", reason=str(error))
                 return
 
     def remove(self, worker: WorkerState) -> None:
@@ -194,7 +194,7 @@ class WorkerRegistry:
         """Put a drained, or draining, worker back to work. Raises AioRpcError or Unavailable when it cannot be told."""
         await self._connections[worker.address].resume()
         self.resumed(worker)
-        await self.siblings.tell("Resume", fleet_pb2.ResumeWorkerRequest(worker_id=worker.worker_id))
+        await self.other_processes.tell("Resume", fleet_pb2.ResumeWorkerRequest(worker_id=worker.worker_id))
 
     def resumed(self, worker: WorkerState) -> None:
         """It was told that its drain is over, by this process or another."""
@@ -213,7 +213,7 @@ class WorkerRegistry:
         await connection.run()
         worker = connection.state
         _log.info("worker is gone and does not register any more", worker=worker.name, address=worker.address)
-        await self.siblings.tell("Remove", fleet_pb2.RemoveRequest(worker_id=worker.address))
+        await self.other_processes.tell("Remove", fleet_pb2.RemoveRequest(worker_id=worker.address))
         if not worker.removed:
             self.remove(worker)
 

@@ -133,7 +133,7 @@ async def test_all_processes_know_what_one_is_told_and_all_get_requests(tmp_path
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "told to end"])
-async def test_a_process_that_ends_is_replaced_and_hears_from_its_siblings(
+async def test_a_process_that_ends_is_replaced_and_hears_from_the_others(
     tmp_path: Path, worker: FakeWorker, how: signal.Signals
 ) -> None:
     async with router_processes(tmp_path) as routers:

@@ -14,7 +14,7 @@ from radixfleet.errors import Unavailable, UnknownModel
 from radixfleet.types import WorkerStatus
 from radixfleet.v1 import fleet_pb2
 from router.app import drain, running_router
-from router.siblings import Place
+from router.other_processes import Place
 from tests.support.http_client import get, post
 from tests.support.look_aside import both_forms, ids_request, outcome
 from tests.support.router_fixture import Fleet, fake_worker, running_fleet, settings
@@ -108,7 +108,7 @@ async def test_so_do_requests_over_http_and_health_says_what_is_true() -> None:
 
 @pytest.mark.usefixtures("_long")
 async def test_health_waits_too_in_a_process_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that took the place of another said 503 until it knew the workers, which its sibling served with."""
+    """One that took the place of another said 503 until it knew the workers, which the other served with."""
     monkeypatch.setattr("router.http.operations._KNOWN_S", 120.0)
     worker = fake_worker("w0")
     async with running_router(settings(http_port=0), place=Place(tmp_path, 0)) as router:

@@ -6,8 +6,8 @@ import pytest
 from pydantic import SecretStr
 
 from router.config import RouterSettings
+from router.other_processes import Place
 from router.process import packed, publish_addresses, unpacked, withdraw_addresses
-from router.siblings import Place
 
 PLACE = Place(Path("/run/radixfleet"), 3)
 OTHERS = {

@@ -12,7 +12,7 @@ import pytest
 
 from router import supervisor
 from router.config import RouterSettings
-from router.siblings import Place
+from router.other_processes import Place
 from tests.support.waiting import until
 
 

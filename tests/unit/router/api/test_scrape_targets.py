@@ -92,7 +92,7 @@ def test_workers_without_metrics_are_left_out() -> None:
 
 
 def test_processes_that_share_its_ports_are_listed_with_it() -> None:
-    groups = json.loads(scrape_targets([], "r:1", sibling_ports=[7, 8], router_tls=True))
+    groups = json.loads(scrape_targets([], "r:1", other_ports=[7, 8], router_tls=True))
     assert [group["targets"] for group in groups] == [["r:1"], ["r:7"], ["r:8"]]
     assert {group["labels"]["role"] for group in groups} == {"router"}
     assert {group["labels"]["__scheme__"] for group in groups} == {"https"}

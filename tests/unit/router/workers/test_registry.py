@@ -92,7 +92,7 @@ async def test_an_address_that_turns_out_to_be_another_worker_frees_its_double()
         assert (first.duplicate_of, second.duplicate_of) == ("", "")
 
 
-async def test_what_siblings_know_has_not_registered_again() -> None:
+async def test_what_other_processes_know_has_not_registered_again() -> None:
     """One that was registered once, by hand, was given up after 15 minutes of downtime, as those that repeat it are."""
     async with told() as fleet:
         fleet.registry.learn([ADDRESSES[0], ADDRESSES[0]])
@@ -111,7 +111,7 @@ async def test_who_registers_again_is_given_up_unless_it_is_configured() -> None
 
 
 async def test_more_than_may_be_known_are_not_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process whose siblings knew as many as may be did not start."""
+    """A process that heard from others who knew as many as may be did not start."""
     monkeypatch.setattr(module, "MAX_ADDRESSES", 2)
     async with told() as fleet:
         fleet.registry.learn(ADDRESSES)

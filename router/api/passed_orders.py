@@ -1,4 +1,4 @@
-"""What a router process hears from those that share its ports: orders that reached one of them."""
+"""Orders that another router process on the same ports was given, and passes on to this one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from router.api.fleet import FleetServicer
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
-class SiblingServicer(FleetServicer):
-    """`Fleet`, whose orders hold here and are passed on to nobody."""
+class PassedOrders(FleetServicer):
+    """`Fleet` for the other processes: it carries out their orders here, and passes them on to nobody."""
 
     async def Register(self, request: fleet_pb2.RegisterRequest, context: Context) -> fleet_pb2.RegisterResponse:
         """A worker registered."""

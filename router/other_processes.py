@@ -29,14 +29,14 @@ _log = structlog.get_logger("radixfleet.router")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of one process among those that share a machine's ports."""
+    """The files by which one process is known to those that share its ports."""
 
     folder: Path
     index: int
 
     @property
     def socket(self) -> str:
-        """gRPC's name of the socket on which the process hears its siblings."""
+        """gRPC's name of the socket on which the process hears the others."""
         return f"unix:{self.folder / f'{self.index}.sock'}"
 
     @property
@@ -45,17 +45,17 @@ class Place:
         return self.folder / f"{self.index}.metrics"
 
     def announce(self, metrics_port: int) -> None:
-        """The process serves. Blocks."""
+        """Say that the process serves. Blocks."""
         partial = self.file.with_suffix(".partial")
         partial.write_text(str(metrics_port))
         partial.replace(self.file)
 
     def withdraw(self) -> None:
-        """The process is gone. Blocks."""
+        """Say that the process is gone. Blocks."""
         self.file.unlink(missing_ok=True)
         Path(self.socket.removeprefix("unix:")).unlink(missing_ok=True)
 
-    def siblings(self) -> Iterator[Place]:
+    def others(self) -> Iterator[Place]:
         """The others that serve now. Blocks."""
         for name in sorted(os.listdir(self.folder)):
             stem, _, kind = name.partition(".")
@@ -63,8 +63,8 @@ class Place:
                 yield Place(self.folder, int(stem))
 
 
-class Siblings:
-    """The other processes. None, for a router of one process. On the event loop, but for `metrics_ports`."""
+class OtherProcesses:
+    """The other processes of this router; there are none without a place. On the event loop, but for `metrics_ports`."""
 
     def __init__(self, place: Place | None = None) -> None:
         self._place = place
@@ -73,7 +73,7 @@ class Siblings:
     def metrics_ports(self) -> list[int]:
         """Of the others that serve. Blocks."""
         ports = []
-        for place in self._place.siblings() if self._place else ():
+        for place in self._place.others() if self._place else ():
             with suppress(OSError, ValueError):  # it has just ended
                 ports.append(int(place.file.read_text()))
         return ports
@@ -89,12 +89,12 @@ class Siblings:
         return [entry.address for answer in answers if answer is not None for entry in answer.workers]
 
     async def close(self) -> None:
-        """Leave them alone."""
+        """Close the channels to them."""
         await asyncio.gather(*[channel.close(None) for channel in self._channels.values()])
 
     async def _others(self) -> list[Place]:
         place = self._place
-        return await asyncio.to_thread(lambda: list(place.siblings())) if place is not None else []
+        return await asyncio.to_thread(lambda: list(place.others())) if place is not None else []
 
     async def _ask(self, place: Place, method: str, request: Any) -> Any | None:
         channel = self._channels.get(place.index)
@@ -104,5 +104,5 @@ class Siblings:
             return await getattr(fleet_pb2_grpc.FleetStub(channel), method)(request, timeout=_TELL_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
-                _log.warning("a sibling process cannot be told", process=place.index, error=error.details())
+                _log.warning("another router process cannot be told", process=place.index, error=error.details())
             return None
