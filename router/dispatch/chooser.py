@@ -10,11 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
 from router.dialects.needs import WORDS, needs
+from router.dispatch.claims import Claims
 from router.dispatch.lease import Decision, Lease
 from router.dispatch.request import PreparedRequest
 from router.fleet_view import FleetView
@@ -53,6 +54,15 @@ class Explanation:
     candidates: Sequence[CandidateReport]
 
 
+class Kind(NamedTuple):
+    """Of a request. See `Chooser.kind`."""
+
+    fingerprint: int | None
+    look_aside: bool
+    needs: frozenset[str]
+    least_room: int
+
+
 class Workers(Protocol):
     """Where the workers of a model are found: the registry."""
 
@@ -87,14 +97,31 @@ class Chooser:
         group = self._registry.group(request.model)
         return self._booked(request, group, _suitable(group, request, excluded), began_s)
 
-    def choose_unless_saturated(self, request: PreparedRequest) -> Lease | None:
-        """`choose`, or None while the request would wait on every worker that could get it."""
+    def choose_unless_saturated(self, request: PreparedRequest, claims: Claims | None = None) -> Lease | None:
+        """`choose`, or None while the request would wait on every worker that could get it.
+
+        `claims`: of requests that go before it, which leave it only other workers; where it must wait, its own are
+        added.
+        """
         began_s = perf_counter()
         group = self._registry.group(request.model)
         workers = _suitable(group, request)
-        if workers.is_saturated(request.prompt_tokens):
+        left = workers if claims is None else claims.left(workers)
+        if workers.serving.count and (not left.serving.count or left.is_saturated(request.prompt_tokens)):
+            if claims is not None:
+                claims.add(workers, group)
             return None
-        return self._booked(request, group, workers, began_s)
+        return self._booked(request, group, left if left.serving.count else workers, began_s)
+
+    def kind(self, request: PreparedRequest) -> Kind:
+        """What tells the workers that can take the request from others: the same of two, and the same can."""
+        group = self._registry.group(request.model)
+        return Kind(
+            request.fingerprint,
+            request.look_aside and not group.all_native,
+            _needs(group, request),
+            group.least_room(request.prompt_tokens),
+        )
 
     def _booked(self, request: PreparedRequest, group: ModelGroup, workers: FleetView, began_s: float) -> Lease:
         view = self._view(request)

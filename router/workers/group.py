@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 
 from router.fleet_view import FleetView
@@ -22,9 +23,9 @@ class ModelGroup:
         models = [worker.facts.model for worker in workers if worker.facts is not None]
         self.fingerprints = frozenset(model.tokenizer_fingerprint for model in models)
         """Fingerprints of the workers' tokenizers; more than one only while a fleet changes its model."""
-        self.longest_everywhere = min((worker.longest_request for worker in workers), default=0)
+        self._lengths = sorted({worker.longest_request for worker in workers})
+        self.longest_everywhere = self._lengths[0] if self._lengths else 0
         """Tokens of the longest request that can run on each of them."""
-        self._longest_differ = any(worker.longest_request != self.longest_everywhere for worker in workers)
         contexts = [worker.max_context_tokens for worker in workers if worker.is_native]
         self.longest_native_context = max(contexts, default=0) if all(contexts) else 0
         """Longest context of the workers that clients may call directly; 0: there are none, or not all have told it."""
@@ -78,13 +79,18 @@ class ModelGroup:
         fitting = self._fitting(workers, prompt_tokens, fingerprint)
         return self.view.only(self._places[worker.slot] for worker in fitting if worker not in excluded)
 
+    def least_room(self, prompt_tokens: int) -> int:
+        """Tokens of the longest request of the smallest worker on which the prompt fits; 0 when it fits nowhere."""
+        larger = bisect_right(self._lengths, prompt_tokens)
+        return self._lengths[larger] if larger < len(self._lengths) else 0
+
     def room(self, prompt_tokens: int, fingerprint: int | None) -> int:
         """Tokens that the answer may have on every suitable worker; less than 1 when nothing fits.
 
         Of those that leave or have failed it counts only where there are no others.
         """
         longest = self.longest_everywhere
-        if self._longest_differ or not self._all_fit(prompt_tokens, fingerprint):
+        if len(self._lengths) > 1 or not self._all_fit(prompt_tokens, fingerprint):
             fitting = self._fitting(self.workers, prompt_tokens, fingerprint)
             staying = [worker for worker in fitting if worker.ineligible_reason not in _LEAVING] or fitting
             longest = min((worker.longest_request for worker in staying), default=0)

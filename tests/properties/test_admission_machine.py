@@ -13,13 +13,13 @@ MAX_WAITING = 4
 
 
 class AdmissionMachine(RuleBasedStateMachine):
-    """The model: (priority, name) in the order of arrival."""
+    """The model: (priority, name, lane) in the order of arrival."""
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
         self.queue: AdmissionQueue[int] = AdmissionQueue(MAX_WAITING, self.clock)
-        self.model: list[tuple[int, int]] = []
+        self.model: list[tuple[int, int, int]] = []
         self.places: dict[int, Place] = {}
         self.gone: list[Place] = []
         self.outcomes: dict[int, str] = {}
@@ -30,13 +30,13 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.model = [entry for entry in self.model if entry[1] != name]
         self.gone.append(self.places.pop(name))
 
-    @rule(priority=st.integers(-2, 2))
-    def add(self, priority: int) -> None:
+    @rule(priority=st.integers(-2, 2), lane=st.integers(0, 2))
+    def add(self, priority: int, lane: int) -> None:
         name = len(self.places) + len(self.outcomes)
         last = max(self.model, key=lambda entry: (-entry[0], entry[1]), default=None)
         is_full = len(self.model) == MAX_WAITING
         try:
-            place, displaced = self.queue.add(name, priority)
+            place, displaced = self.queue.add(name, priority, lane)
         except QueueFull:
             assert is_full
             assert last is not None
@@ -51,15 +51,20 @@ class AdmissionMachine(RuleBasedStateMachine):
         else:
             assert displaced is None
         self.places[name] = place
-        self.model.append((priority, name))
+        self.model.append((priority, name, lane))
 
-    @precondition(lambda self: self.model)
-    @rule(seconds=st.floats(0, 100))
-    def take(self, seconds: float) -> None:
+    @rule(seconds=st.floats(0, 100), passed=st.sets(st.integers(0, 2)))
+    def take(self, seconds: float, passed: set[int]) -> None:
         self.clock.advance(seconds)
-        first = min(self.model, key=lambda entry: (-entry[0], entry[1]))[1]
-        assert self.queue.next == first
-        assert self.queue.take() == first
+        others = [entry for entry in self.model if entry[2] not in passed]
+        turn = self.queue.next(passed)
+        if turn is None:
+            assert not others
+            return
+        place, first = turn
+        assert first == min(others, key=lambda entry: (-entry[0], entry[1]))[1]
+        assert place == self.places[first]
+        self.queue.take(place)
         self.leave(first, "served")
 
     @precondition(lambda self: self.model)
@@ -77,7 +82,10 @@ class AdmissionMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         assert len(self.queue) == len(self.model) <= MAX_WAITING
-        assert (self.queue.next is None) == (not self.model)
+        assert (self.queue.next() is None) == (not self.model)
+        assert [self.queue.holds(lane) for lane in range(3)] == [
+            any(entry[2] == lane for entry in self.model) for lane in range(3)
+        ]
         assert 0.05 <= self.queue.retry_after_s <= 60.0
 
 

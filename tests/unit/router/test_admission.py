@@ -10,12 +10,34 @@ def queue(max_waiting: int = 4, clock: ManualClock | None = None) -> AdmissionQu
     return AdmissionQueue(max_waiting, clock or ManualClock())
 
 
+def take(waiting: AdmissionQueue[str]) -> str:
+    turn = waiting.next()
+    assert turn is not None
+    waiting.take(turn[0])
+    return turn[1]
+
+
 def test_priorities_first_then_the_order_of_arrival() -> None:
     waiting = queue()
     for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
         waiting.add(name, priority)
-    assert [waiting.take() for _ in range(4)] == ["b", "d", "a", "c"]
-    assert waiting.next is None
+    assert [take(waiting) for _ in range(4)] == ["b", "d", "a", "c"]
+    assert waiting.next() is None
+
+
+def test_lanes_are_passed_and_the_order_over_all_others_stays() -> None:
+    waiting = queue()
+    for name, priority, lane in (("a", 0, "long"), ("b", 5, "long"), ("c", 0, "short"), ("d", 0, "text")):
+        waiting.add(name, priority, lane)
+    passed: list[str] = []
+    names = []
+    while (turn := waiting.next(passed)) is not None:
+        place, name = turn
+        names.append(name)
+        passed.append(str(place.lane))
+    assert names == ["b", "c", "d"]
+    assert [take(waiting) for _ in range(4)] == ["b", "a", "c", "d"]
+    assert not any(waiting.holds(lane) for lane in ("long", "short", "text"))
 
 
 def test_a_full_queue_refuses_equals_and_lets_higher_ones_displace_the_last() -> None:
@@ -28,7 +50,7 @@ def test_a_full_queue_refuses_equals_and_lets_higher_ones_displace_the_last() ->
         waiting.add("low", -1)
     _, displaced = waiting.add("urgent", 1)
     assert displaced == "young"
-    assert [waiting.take(), waiting.take()] == ["urgent", "old"]
+    assert [take(waiting), take(waiting)] == ["urgent", "old"]
 
 
 def test_one_that_left_is_not_served_and_leaves_once() -> None:
@@ -37,7 +59,7 @@ def test_one_that_left_is_not_served_and_leaves_once() -> None:
     waiting.add("b", 0)
     assert waiting.remove(place)
     assert not waiting.remove(place)
-    assert waiting.take() == "b"
+    assert take(waiting) == "b"
 
 
 def test_the_wait_that_is_foretold_is_that_of_the_queue_at_its_recent_pace() -> None:
@@ -48,7 +70,7 @@ def test_the_wait_that_is_foretold_is_that_of_the_queue_at_its_recent_pace() -> 
     assert waiting.retry_after_s == 1.0, "nothing is known yet"
     for _ in range(20):
         clock.advance(0.5)
-        waiting.take()
+        take(waiting)
     assert waiting.retry_after_s == pytest.approx(20 * 0.5)
     clock.advance(9.5)
     assert waiting.retry_after_s == pytest.approx(20 * 1.0), "it has come to a stop since"
@@ -59,11 +81,11 @@ def test_an_hour_in_which_nobody_waited_does_not_make_the_queue_slow() -> None:
     waiting = queue(100, clock)
     for _ in range(3):
         waiting.add("before", 0)
-        waiting.take()
+        take(waiting)
     clock.advance(3600.0)
     for index in range(40):
         waiting.add(str(index), 0)
     for _ in range(20):
         clock.advance(0.5)
-        waiting.take()
+        take(waiting)
     assert 8.0 < waiting.retry_after_s <= 10.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from radixfleet.errors import DeadlineExceeded, Overloaded, Unavailable
 from radixfleet.types import Load
 from radixfleet.v1 import inference_pb2
-from router.dispatch.gate import Gate
+from router.dispatch.claims import Claims
+from router.dispatch.gate import _MOST_PASSED, Gate
 from router.dispatch.lease import Lease, Verdict
 from router.dispatch.request import PreparedRequest
 from router.workers.state import WorkerState
-from tests.support.router_parts import CAPACITY, Parts, prepared, tokens
+from tests.support.router_parts import CAPACITY, MODEL, Parts, prepared, tokens
 from tests.support.waiting import until
 
 
@@ -31,8 +32,8 @@ class Entrance:
         for index in range(workers):
             self.add(f"w{index}", places)
 
-    def add(self, name: str, places: int) -> WorkerState:
-        worker = self.parts.add(name)
+    def add(self, name: str, places: int, context: int = MODEL.max_context_tokens) -> WorkerState:
+        worker = self.parts.add(name, model=replace(MODEL, max_context_tokens=context))
         worker.capacity = replace(CAPACITY, max_running_requests=places)
         worker._on_change = self.gate.stir  # the fixture makes workers before there is a gate
         worker.changed()
@@ -139,10 +140,10 @@ async def test_a_choice_that_fails_by_a_fault_of_ours_ends_its_own_request_alone
     choose = entrance.parts.chooser.choose_unless_saturated
     faults = [ValueError("a fault")]
 
-    def choose_badly_once(request: PreparedRequest) -> Lease | None:
+    def choose_badly_once(request: PreparedRequest, claims: Claims | None = None) -> Lease | None:
         if faults:
             raise faults.pop()
-        return choose(request)
+        return choose(request, claims)
 
     monkeypatch.setattr(entrance.parts.chooser, "choose_unless_saturated", choose_badly_once)
     running.settle(Verdict.ANSWERED)
@@ -231,6 +232,158 @@ async def test_memory_that_is_short_lets_one_request_wait_in_the_engine_and_no_m
     (await waiting).settle(Verdict.ANSWERED)
     lease.settle(Verdict.ANSWERED)
     entrance.parts.check_settled()
+
+
+SHORT, LONG = 1000, 5000
+"""Prompts; workers of the same contexts hold the one alone, or both."""
+
+
+def mixed_entrance(max_waiting: int = 8) -> tuple[Entrance, WorkerState, WorkerState]:
+    """A worker for short prompts and one for all, with one place each."""
+    entrance = Entrance(workers=0, max_waiting=max_waiting)
+    return entrance, entrance.add("small", 1, context=SHORT + 1), entrance.add("large", 1, context=LONG + 1)
+
+
+async def test_who_fits_a_free_worker_passes_those_who_do_not() -> None:
+    entrance, small, large = mixed_entrance()
+    first = await entrance.enter(LONG)
+    assert first.worker is large
+    long = entrance.enter(LONG)
+    await until(lambda: entrance.gate.num_waiting == 1)
+    short = await asyncio.wait_for(entrance.enter(SHORT), 60)
+    assert short.worker is small
+    behind = entrance.enter(SHORT)
+    await turns()
+    assert not behind.done()
+    short.settle(Verdict.ANSWERED)
+    (await asyncio.wait_for(behind, 60)).settle(Verdict.ANSWERED)
+    assert not long.done()
+    first.settle(Verdict.ANSWERED)
+    (await long).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+async def test_a_queue_full_of_those_who_wait_for_other_workers_refuses_nobody_who_fits_a_free_one() -> None:
+    entrance, small, _ = mixed_entrance(max_waiting=2)
+    running = await entrance.enter(LONG)
+    waiting = [entrance.enter(LONG), entrance.enter(LONG)]
+    await until(lambda: entrance.gate.num_waiting == 2)
+    short = await entrance.enter(SHORT)
+    assert short.worker is small
+    with pytest.raises(Overloaded):
+        await entrance.enter(SHORT)
+    with pytest.raises(Overloaded):
+        await entrance.enter(LONG)
+    for lease in (short, running):
+        lease.settle(Verdict.ANSWERED)
+    for task in waiting:
+        (await task).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+async def test_memory_that_becomes_free_is_left_to_who_waits_for_it() -> None:
+    """What fits little by little, for ever, would keep out what needs much at once."""
+    entrance, small, large = mixed_entrance()
+    held = await entrance.enter(SHORT, first=1)
+    assert held.worker is small
+    large.report(Load(running_requests=4, waiting_requests=1, kv_protected_tokens=CAPACITY.kv_tokens - SHORT - 1))
+    large.capacity = replace(CAPACITY, max_running_requests=100)
+    large.changed()
+    long = entrance.enter(LONG)
+    await until(lambda: entrance.gate.num_waiting == 1)
+    short = entrance.enter(SHORT, first=400)
+    await turns()
+    assert not short.done(), "it would take the memory for which the other waits"
+    held.settle(Verdict.ANSWERED)
+    (await short).settle(Verdict.ANSWERED)
+    large.report(Load())
+    (await long).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+async def test_a_walk_looks_at_no_more_kinds_of_requests_than_it_may() -> None:
+    entrance = Entrance(workers=0, max_waiting=100)
+    kinds = 3 * _MOST_PASSED
+    for index in range(kinds):
+        entrance.add(f"w{index}", 1, context=100 * index + 200)
+    busy = [await entrance.enter(100 * index + 150) for index in reversed(range(kinds))]
+    waiting = [entrance.enter(100 * index + 150) for index in reversed(range(1, kinds))]
+    await until(lambda: entrance.gate.num_waiting == kinds - 1)
+    looks: list[PreparedRequest] = []
+    choose = entrance.parts.chooser.choose_unless_saturated
+
+    def look(request: PreparedRequest, claims: Claims | None = None) -> Lease | None:
+        looks.append(request)
+        return choose(request, claims)
+
+    entrance.parts.chooser.choose_unless_saturated = look  # type: ignore[method-assign]
+    entrance.gate._serve_all()
+    assert len(looks) == _MOST_PASSED
+    for lease in busy:
+        lease.settle(Verdict.ANSWERED)
+    for task in waiting:
+        (await task).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A request of the play below."""
+
+    prompt: int
+    priority: int
+    task: asyncio.Task[Lease]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.sampled_from([SHORT, LONG]), st.integers(1, 2)), min_size=1, max_size=4),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("come"), st.sampled_from([SHORT, LONG]), st.integers(0, 1)),
+            st.tuples(st.sampled_from(["end", "leave"]), st.integers(0, 20), st.just(0)),
+        ),
+        max_size=24,
+    ),
+)
+def test_nobody_waits_while_a_worker_could_take_him_and_nobody_is_passed_on_his_own(
+    fleet: list[tuple[int, int]], events: list[tuple[str, int, int]]
+) -> None:
+    async def play() -> None:
+        entrance = Entrance(workers=0, max_waiting=100)
+        for number, (longest, places) in enumerate(fleet):
+            entrance.add(f"w{number}", places, context=longest + 1)
+        fleet_longest = max(longest for longest, _ in fleet)
+        waiting: list[Arrival] = []
+        running: list[Lease] = []
+        for kind, number, priority in events:
+            if kind == "come" and number <= fleet_longest:
+                waiting.append(Arrival(number, priority, entrance.enter(number, priority=priority)))
+            elif kind == "end" and running:
+                running.pop(number % len(running)).settle(Verdict.ANSWERED)
+            elif kind == "leave" and waiting:
+                waiting.pop(number % len(waiting)).task.cancel()
+            await turns(6)
+            in_order = sorted(waiting, key=lambda arrival: -arrival.priority)
+            served = [arrival for arrival in in_order if arrival.task.done()]
+            for arrival in served:
+                before = in_order[: in_order.index(arrival)]
+                equals = [other for other in before if other.prompt == arrival.prompt]
+                assert all(other.task.done() for other in equals), "he was passed by his equal"
+            running += [await arrival.task for arrival in served]
+            waiting = [arrival for arrival in waiting if arrival not in served]
+            for arrival in waiting:
+                could = [worker for worker in entrance.parts.workers if worker.longest_request > arrival.prompt]
+                assert all(worker.view.places_short for worker in could), "he could have gone on"
+        while running:  # whoever waits still gets his turn, one end after the other
+            running.pop().settle(Verdict.ANSWERED)
+            await turns(6)
+            running += [await arrival.task for arrival in waiting if arrival.task.done()]
+            waiting = [arrival for arrival in waiting if not arrival.task.done()]
+        assert not waiting
+        entrance.parts.check_settled()
+
+    asyncio.run(play())
 
 
 @settings(max_examples=40)
