@@ -64,7 +64,7 @@ class Place:
 
 
 class OtherProcesses:
-    """The other processes of this router; there are none without a place. On the event loop, but for `metrics_ports`."""
+    """The other processes of this router (none without a place). On the event loop, but for `metrics_ports`."""
 
     def __init__(self, place: Place | None = None) -> None:
         self._place = place

@@ -160,7 +160,7 @@ class SimulatedWorker:
         """The step has ended: give its tokens."""
         plan, now_s = self._plan, self._clock.now()
         assert plan is not None, "no step runs"
-        for start in plan.starts_rows:
+        for start in plan.row_starts:
             self._job_of_row[start.row] = self._jobs[start.seed]
         self.busy_s += now_s - self._started_s
         self.scheduler.commit(self._result(plan))

@@ -42,13 +42,13 @@ def plan(num_rows: int, tokens_a_row: int, prefix: int = 0) -> StepPlan:
     rows = np.arange(num_rows, dtype=np.int32)
     num_tokens = num_rows * tokens_a_row
     is_decode = tokens_a_row == 1
-    starts_rows = tuple(
+    row_starts = tuple(
         RowStart(row, np.arange(prefix, dtype=np.int32), 0.0, 1.0, 0, 0.0, row, prefix + tokens_a_row, 0, (2,))
         for row in range(0 if is_decode else num_rows)
     )
     return StepPlan(
         step=1,
-        starts_rows=starts_rows,
+        row_starts=row_starts,
         rows=rows,
         starts=np.full(num_rows, prefix, dtype=np.int32),
         lengths=np.full(num_rows, tokens_a_row, dtype=np.int32),

@@ -102,7 +102,7 @@ def turn(scheduler: Scheduler, steps: list[Step] | None = None) -> None:
     committed = time.thread_time()
     if steps is not None:
         ended = len(told.ended) if told is not None else 0
-        steps.append(Step((planned - began) * 1e6, (committed - launched) * 1e6, len(plan.starts_rows), ended))
+        steps.append(Step((planned - began) * 1e6, (committed - launched) * 1e6, len(plan.row_starts), ended))
 
 
 def report(scheduler: Scheduler) -> float:

@@ -87,11 +87,11 @@ class TellingRunner:
         return self._ready
 
     def run(self, plan: StepPlan) -> StepResult:
-        for start in plan.starts_rows:
+        for start in plan.row_starts:
             self._seed_of_row[start.row] = start.seed
             self.num_starts[start.seed] = self.num_starts.get(start.seed, 0) + 1
-        starts = tuple(msgspec.structs.replace(start, logprobs=_WIDTH) for start in plan.starts_rows)
-        result = self._runner.run(msgspec.structs.replace(plan, starts_rows=starts))
+        starts = tuple(msgspec.structs.replace(start, logprobs=_WIDTH) for start in plan.row_starts)
+        result = self._runner.run(msgspec.structs.replace(plan, row_starts=starts))
         for sequence, row in enumerate(plan.rows.tolist()):
             self.told.setdefault(self._seed_of_row[row], {}).update(told_of(result, sequence))
         return msgspec.structs.replace(result, logprobs=None)

@@ -81,7 +81,7 @@ class RunnerDriver:
         ends = [row.computed + length for row, length in zip(rows, lengths, strict=True)]
         plan = StepPlan(
             step=self._step,
-            starts_rows=tuple(self._starts),
+            row_starts=tuple(self._starts),
             rows=np.array(list(chunks), np.int32),
             starts=np.array([row.computed for row in rows], np.int32),
             lengths=np.array(lengths, np.int32),
@@ -89,7 +89,7 @@ class RunnerDriver:
             relayed=np.array(relayed, np.bool_),
             input_ids=np.array(ids, np.int32),
             slots=np.array(slots, np.int32),
-            ends_rows=tuple(self._ends),
+            left_rows=tuple(self._ends),
         )
         self._starts, self._ends = [], []
         result = self.runner.run(plan)

@@ -291,7 +291,7 @@ class SimWorker:
 
     def _guard(self, plan: StepPlan) -> None:
         """The step writes nothing that is cached, or that a launched step reads or writes for another row."""
-        for start in plan.starts_rows:
+        for start in plan.row_starts:
             assert all(start.row not in touched for touched in self._touched), "a row in flight is given away"
             self._slots_of_row[start.row] = start.prefix_slots
         touched: dict[int, np.ndarray] = {}

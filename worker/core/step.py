@@ -73,7 +73,7 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     step: int
     """1, 2, 3, ... within an incarnation."""
-    starts_rows: tuple[RowStart, ...]
+    row_starts: tuple[RowStart, ...]
     """Applied before anything is computed."""
     rows: Int32Array
     starts: Int32Array
@@ -82,8 +82,8 @@ class StepPlan(msgspec.Struct, frozen=True, array_like=True, tag=True):
     relayed: BoolArray
     input_ids: Int32Array
     slots: Int32Array
-    ends_rows: tuple[int, ...] = ()
-    """Rows with edits whose requests have left them: what is kept of those can go, before `starts_rows` is applied."""
+    left_rows: tuple[int, ...] = ()
+    """Rows with edits whose requests have left them: what is kept of those can go, before `row_starts` is applied."""
 
     @property
     def num_sequences(self) -> int:

@@ -88,7 +88,7 @@ def _trial(count: int, page_size: int) -> StepPlan:
     positions = (np.arange(count) % page_size).astype(np.int32)
     return StepPlan(
         step=0,
-        starts_rows=(),
+        row_starts=(),
         rows=np.arange(count, dtype=np.int32),
         starts=positions,
         lengths=np.ones(count, np.int32),

@@ -21,7 +21,7 @@ def largest_step(num_sequences: int, chunk: int, max_context: int) -> StepPlan:
     num_tokens = int(lengths.sum())
     return StepPlan(
         step=0,
-        starts_rows=tuple(
+        row_starts=tuple(
             _row_start(row, int(starts[row]), told_tokens=rows_for(num_sequences) if row == 0 else 0)
             for row in range(num_sequences)
         ),

@@ -163,7 +163,7 @@ class SimRunner:
         if plan.step != self._last_step + 1:
             raise PlanError(f"step {plan.step} follows step {self._last_step}")
         self._last_step = plan.step
-        for start in plan.starts_rows:
+        for start in plan.row_starts:
             self._model.start(start)
         if self._config.verify:
             self._model.verify(plan)

@@ -87,9 +87,9 @@ class StepComputer:
         """
         make_current(self.device)
         self.in_sampling = False
-        for row in plan.ends_rows:
+        for row in plan.left_rows:
             self._sampler.end(row)
-        for start in plan.starts_rows:
+        for start in plan.row_starts:
             self._rows.start(start)
             self._sampler.start(start)
         begun = self._sampler.begin(plan)

@@ -84,7 +84,7 @@ def row_start(request: Request, table: ReqToTokenPool) -> RowStart:
 
 
 def assemble(
-    step: int, starts_rows: tuple[RowStart, ...], decodes: Decodes, chunks: list[Piece], table: ReqToTokenPool
+    step: int, row_starts: tuple[RowStart, ...], decodes: Decodes, chunks: list[Piece], table: ReqToTokenPool
 ) -> StepPlan:
     """The plan of a step: first the decodes (length 1, input relayed), then the chunks."""
     num_decodes = len(decodes.rows)
@@ -102,7 +102,7 @@ def assemble(
     input_ids = [c.request.fill_ids[c.start : c.start + c.length] for c in chunks]
     return StepPlan(
         step=step,
-        starts_rows=starts_rows,
+        row_starts=row_starts,
         rows=rows,
         starts=starts,
         lengths=lengths,

@@ -256,7 +256,7 @@ class Scheduler:
         starts = tuple(row_start(request, self.holdings.table) for request in [*restarted, *admitted])
         plan = assemble(self._num_planned, starts, decodes, chunks, self.holdings.table)
         if self._lifecycle.left_rows:
-            plan = msgspec.structs.replace(plan, ends_rows=tuple(self._lifecycle.left_rows))
+            plan = msgspec.structs.replace(plan, left_rows=tuple(self._lifecycle.left_rows))
             self._lifecycle.left_rows.clear()
         for request in restarted:
             request.restarts = 0

@@ -67,7 +67,7 @@ def plan(*, num_rows: int, num_tokens: int, prefix: int) -> StepPlan:
     )
     return StepPlan(
         step=4,
-        starts_rows=(start,),
+        row_starts=(start,),
         rows=np.arange(num_rows, dtype=np.int32),
         starts=np.arange(num_rows, dtype=np.int32),
         lengths=np.ones(num_rows, dtype=np.int32),
@@ -182,8 +182,8 @@ def test_results_come_back_equal(error: str | None) -> None:
 def test_row_starts_and_results_with_all_that_they_can_carry_come_back_equal() -> None:
     plain = plan(num_rows=1, num_tokens=1, prefix=2)
     history = np.arange(3, dtype=np.int32)
-    start = msgspec.structs.replace(plain.starts_rows[0], edits=EDITS, logprobs=5, prompt_logprobs=0, history=history)
-    sent = msgspec.structs.replace(plain, starts_rows=(start,), ends_rows=(4, 1))
+    start = msgspec.structs.replace(plain.row_starts[0], edits=EDITS, logprobs=5, prompt_logprobs=0, history=history)
+    sent = msgspec.structs.replace(plain, row_starts=(start,), left_rows=(4, 1))
     assert as_plain(codec.decode_order(codec.encode(sent))) == as_plain(sent)
     one, two = np.ones(1, np.int32), np.ones(2, np.float32)
     result = StepResult(
@@ -208,7 +208,7 @@ def test_grammars_go_to_the_runner_and_back() -> None:
 
 def test_decoded_arrays_are_aligned_and_writable_so_that_torch_takes_them() -> None:
     decoded = codec.decode_order(codec.encode(plan(num_rows=3, num_tokens=3, prefix=5)))
-    for array in (decoded.rows, decoded.samples, decoded.slots, decoded.starts_rows[0].prefix_slots):
+    for array in (decoded.rows, decoded.samples, decoded.slots, decoded.row_starts[0].prefix_slots):
         assert array.flags.aligned
         assert array.flags.writeable
 

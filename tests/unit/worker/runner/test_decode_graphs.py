@@ -60,7 +60,7 @@ def decodes(positions: list[int], relayed: bool = True) -> StepPlan:
     count = len(positions)
     return StepPlan(
         step=1,
-        starts_rows=(),
+        row_starts=(),
         rows=np.arange(count, dtype=np.int32),
         starts=np.array(positions, np.int32),
         lengths=np.ones(count, np.int32),

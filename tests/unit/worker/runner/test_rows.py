@@ -74,7 +74,7 @@ def test_new_tokens_are_placed() -> None:
 def test_flat_rows_and_positions() -> None:
     plan = StepPlan(
         step=1,
-        starts_rows=(),
+        row_starts=(),
         rows=np.array([3, 0, 2], np.int32),
         starts=np.array([5, 0, 9], np.int32),
         lengths=np.array([1, 3, 2], np.int32),

@@ -54,7 +54,7 @@ class Steps:
         starts, self.starts = tuple(self.starts), []
         plan = StepPlan(
             step=self.step,
-            starts_rows=starts,
+            row_starts=starts,
             rows=np.array([s.row for s in sequences], dtype=np.int32),
             starts=np.array([s.start for s in sequences], dtype=np.int32),
             lengths=np.array([len(s.input_ids) for s in sequences], dtype=np.int32),
@@ -170,7 +170,7 @@ def test_failures_from_the_configuration() -> None:
         plans.append(
             StepPlan(
                 step=step,
-                starts_rows=(make_start(0, []),),
+                row_starts=(make_start(0, []),),
                 rows=np.array([0], dtype=np.int32),
                 starts=np.array([0], dtype=np.int32),
                 lengths=np.array([2], dtype=np.int32),
@@ -205,7 +205,7 @@ class TestTime:
     def plan(self) -> StepPlan:
         return StepPlan(
             step=1,
-            starts_rows=(make_start(0, []), make_start(1, [])),
+            row_starts=(make_start(0, []), make_start(1, [])),
             rows=np.array([0, 1], dtype=np.int32),
             starts=np.array([9, 0], dtype=np.int32),
             lengths=np.array([1, 5], dtype=np.int32),
@@ -228,7 +228,7 @@ class TestTime:
         def decodes(step: int) -> StepPlan:
             return StepPlan(
                 step=step,
-                starts_rows=(),
+                row_starts=(),
                 rows=np.array([0, 1], dtype=np.int32),
                 starts=np.array([9 + step, 4 + step], dtype=np.int32),
                 lengths=np.ones(2, dtype=np.int32),

@@ -139,7 +139,7 @@ def test_the_largest_step_is_what_a_plan_can_ask_for_at_most() -> None:
 def broken_plan(step: int) -> StepPlan:
     return StepPlan(
         step=step,
-        starts_rows=(),
+        row_starts=(),
         rows=np.array([99], np.int32),
         starts=np.array([0], np.int32),
         lengths=np.array([1], np.int32),
@@ -178,7 +178,7 @@ def test_plans_from_read_only_memory_are_taken() -> None:
     arrays["rows"] = np.array([0], np.int32)
     for array in arrays.values():
         array.setflags(write=False)
-    assert runner.run(StepPlan(step=1, starts_rows=(), **arrays)).error is None
+    assert runner.run(StepPlan(step=1, row_starts=(), **arrays)).error is None
 
 
 def test_threads_are_those_of_the_setting() -> None:

@@ -74,7 +74,7 @@ class TestRows:
         plan = worker.launch()
         assert plan is not None
         assert worker.state(2).admissions == 1
-        assert [start.row for start in plan.starts_rows] != [start.row for start in worker.plans[0].starts_rows]
+        assert [start.row for start in plan.row_starts] != [start.row for start in worker.plans[0].row_starts]
         worker.run()
         worker.assert_idle()
 

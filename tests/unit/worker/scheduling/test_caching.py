@@ -99,7 +99,7 @@ def test_a_chunk_neither_matches_nor_locks_a_second_time() -> None:
     assert worker.state(2).admissions == 1
     assert worker.state(2).cached_tokens == 20
     assert max(locked) == 1
-    assert len([plan for plan in worker.plans if plan.starts_rows]) == 2
+    assert len([plan for plan in worker.plans if plan.row_starts]) == 2
 
 
 def test_chunks_can_be_shared_as_soon_as_they_have_settled() -> None:

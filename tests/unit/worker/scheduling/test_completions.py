@@ -205,11 +205,11 @@ def test_the_runner_is_told_what_a_row_asks_for_and_when_it_is_left() -> None:
     worker.submit(make_submit(1, PROMPT, 2, edits=edits, logprobs=3))
     worker.submit(make_submit(2, PROMPT[::-1], 4, logprobs=1))
     worker.run()
-    first, second = worker.plans[0].starts_rows
+    first, second = worker.plans[0].row_starts
     assert (first.edits, first.logprobs, first.prompt_logprobs) == (edits, 3, None)
     assert first.history.tolist() == PROMPT
     assert (second.edits, second.logprobs, second.history) == (None, 1, None)
-    assert [row for plan in worker.plans for row in plan.ends_rows] == [first.row]
+    assert [row for plan in worker.plans for row in plan.left_rows] == [first.row]
 
 
 def test_after_a_retraction_the_history_has_the_answer_so_far() -> None:
@@ -220,7 +220,7 @@ def test_after_a_retraction_the_history_has_the_answer_so_far() -> None:
     worker.submit(make_submit(2, PROMPT[8:16], 30, edits=LogitEdits(presence_penalty=1.0)))
     worker.run(in_flight=2)
     assert worker.scheduler.counters.retractions > 0
-    starts = [start for plan in worker.plans for start in plan.starts_rows if start.edits is not None]
+    starts = [start for plan in worker.plans for start in plan.row_starts if start.edits is not None]
     assert len(starts) > 1
     for start in starts:
         answer = start.history[start.prompt_tokens :].tolist()

@@ -85,7 +85,7 @@ class TestOverlap:
         assert worker.scheduler.holdings.used_pages == 3
         plan = worker.launch()
         assert plan is not None
-        assert [start.row for start in plan.starts_rows] == [1], "row 0 is still read by step 2"
+        assert [start.row for start in plan.row_starts] == [1], "row 0 is still read by step 2"
         assert not set(plan.slots.tolist()) & {slot for step in worker.plans[:2] for slot in step.slots.tolist()}
         worker.settle()
         assert worker.scheduler.holdings.table.free_rows == 1

@@ -122,10 +122,8 @@ def test_a_failed_step_is_tried_again_with_rows_started_anew() -> None:
     assert failed.relayed.all()
     for index, plan in enumerate(again):  # two sequences were too many: one now, the other next
         assert not plan.relayed.any()
-        assert (
-            [start.row for start in plan.starts_rows] == plan.rows.tolist() == failed.rows[index : index + 1].tolist()
-        )
-        assert len(plan.starts_rows[0].prefix_slots) == plan.starts[0] == 9
+        assert [start.row for start in plan.row_starts] == plan.rows.tolist() == failed.rows[index : index + 1].tolist()
+        assert len(plan.row_starts[0].prefix_slots) == plan.starts[0] == 9
         assert plan.input_ids.tolist() == [worker.state(index).tokens[1]]
         assert plan.slots.tolist() == failed.slots[index : index + 1].tolist()
     following = worker.launch()
