@@ -15,8 +15,8 @@ from router.http.errors import json_response
 from router.workers.gathering import Gathering
 from router.workers.registry import WorkerRegistry
 
-_KNOWN_S = 3.0
-"""Probes wait for less than that, or not for much more."""
+_KNOWN_S = 0.5
+"""Workers that are there mostly answer a new process by then; Kubernetes' probes give up after 1 s by default."""
 
 
 class HealthAnswer(msgspec.Struct):
