@@ -111,22 +111,22 @@ class Columns:
         return self._num_idle
 
     def fill_up_to(self, most: float) -> FloatArray:
-        """`fill`, and `most` where it is more."""
+        """`fill`, with `most` in place of what is more."""
         if self._most_fill is None:
             self._most_fill = _most_of(self.fill)
         capped: FloatArray = self.fill if self._most_fill <= most else np.minimum(self.fill, most)
         return capped
 
     def at(self, positions: IntArray) -> Columns:
-        """Some of them."""
+        """The columns of the workers at `positions` alone."""
         return Columns(self.slots[positions], self._table.take(positions, axis=1))
 
     def named(self, costs: FloatArray) -> Mapping[int, float]:
-        """A cost a worker, by slot."""
+        """`costs`, one a worker, as a mapping by slot."""
         return ColumnCosts(self.slots, costs)
 
     def replace(self, position: int, old: Figures, new: Figures) -> None:
-        """One worker's figures are others now."""
+        """Take over the new figures of one worker."""
         self._changes = True
         queue, requests, held, fill, room, place = new
         was_queue, was_requests, _, was_fill, was_room, was_place = old
@@ -174,7 +174,7 @@ class FleetView(Sequence[WorkerView]):
 
     @staticmethod
     def of(workers: Sequence[WorkerView]) -> FleetView:
-        """`workers` themselves, when they are one already."""
+        """A view of `workers`: they themselves when they are one already."""
         return workers if isinstance(workers, FleetView) else FleetView(workers)
 
     def __len__(self) -> int:
@@ -201,7 +201,7 @@ class FleetView(Sequence[WorkerView]):
             self._serving.replace(self._served_at[position], old, figures)
 
     def only(self, positions: Iterable[int]) -> FleetView:
-        """Some of them, as they are now."""
+        """The view of some of the workers, as they are now."""
         views = self._seen()
         return FleetView([views[position] for position in positions])
 
@@ -249,12 +249,12 @@ class ColumnCosts(Mapping[int, float]):
 
 
 def _is_idle(figures: Figures) -> bool:
-    """The same of one worker."""
+    """Whether a worker with these figures is idle: see `Columns.num_idle`."""
     return not figures[0] and figures[5] == inf and figures[1] < STEP_REQUESTS
 
 
 def _least_of(column: FloatArray) -> float:
-    """Found by its place, which takes numpy a fifth of the time."""
+    """The least entry: by `argmin`, which takes a fifth of the time that `min` takes."""
     return column.item(column.argmin())
 
 
@@ -263,13 +263,13 @@ def _most_of(column: FloatArray) -> float:
 
 
 def _most(most: float | None, old: float, new: float) -> float | None:
-    """The same of the most of many."""
+    """What `_least` is for the least, for the most."""
     least = _least(None if most is None else -most, -old, -new)
     return None if least is None else -least
 
 
 def _least(least: float | None, old: float, new: float) -> float | None:
-    """The least of many, of which one is new; None: not known without looking at all."""
+    """The least of many figures after one of them went from `old` to `new`; None: only a look at all can tell."""
     if least is None or new <= least:
         return None if least is None else new
     return None if old == least else least

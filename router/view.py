@@ -46,8 +46,9 @@ Figures: TypeAlias = tuple[int, int, int, float, float, float]
 """Of one worker: outstanding tokens; requests, and with those that must end first; cache fill; room; place.
 
 room   KV tokens that are free or can be evicted; minus infinity when it serves nobody
-place  tokens of the longest prompt that could run there at once, or would be the only one that waits for memory, which
-       is known from reports, a moment late: the one that waits in the engine starts in the step that frees it
+place  tokens of the longest prompt that may be sent there now: any while nobody waits there, else what `room` holds;
+       minus infinity when no place is free. One request may wait in the engine for memory, because the router hears
+       of freed memory a moment late, and the one that waits there starts in the very step that frees it
 """
 
 

@@ -38,7 +38,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         watch: FleetWatch,
         guard: Guard,
     ) -> None:
-        """`guard`: of the server's doors."""
+        """`guard`: the one that the server asks whom it lets in."""
         self._registry = registry
         self._prompts = prompts
         self._chooser = chooser
@@ -73,7 +73,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
     async def WatchFleet(
         self, request: fleet_pb2.WatchFleetRequest, context: Context
     ) -> AsyncIterator[fleet_pb2.FleetUpdate]:
-        """The same, and then what is different, for as long as the client's key is known here."""
+        """What `ListWorkers` answers, and then what changes, for as long as the client's key is known here."""
         visitor = Visitor(self._guard, context)
         async with aclosing(self._watch.updates()) as updates:
             async for update in updates if self._guard.is_open else visitor.admitted(updates):
@@ -92,7 +92,7 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         return await orders.drain(self._registry, self._registry.get(request.worker_id), grace_s)
 
     async def Resume(self, request: fleet_pb2.ResumeWorkerRequest, context: Context) -> worker_pb2.ResumeResponse:
-        """The end of a drain."""
+        """Put a drained, or draining, worker back to work."""
         await orders.resume(self._registry, self._registry.get(request.worker_id))
         return worker_pb2.ResumeResponse()
 

@@ -26,8 +26,8 @@ LOOK_S = 0.5
 LOOK_SPACING = 20
 HEARTBEAT_S = 5.0
 """Without a look, where those are rarer than this."""
-_JUST_NOW = 0.9
-"""Of the pause between two looks: a look that is no older is as good as another."""
+_RECENT_SHARE = 0.9
+"""A look no older than this part of the pause between two looks is as good as a new one."""
 _AT_A_TIME = 16
 """Workers; the entry of one takes about 0.1 ms, and requests must not wait for those of a thousand."""
 _RETRY_AFTER_S = 1.0
@@ -49,7 +49,7 @@ class _Told:
 
 
 class FleetWatch:
-    """On the event loop only."""
+    """Serves all who watch the fleet: see the module. On the event loop only."""
 
     def __init__(self, registry: WorkerRegistry, reporter: Reporter, clock: Clock) -> None:
         self._registry = registry
@@ -63,7 +63,7 @@ class FleetWatch:
         self._closed = asyncio.Event()
 
     async def updates(self) -> AsyncGenerator[fleet_pb2.FleetUpdate, None]:
-        """For one watcher, a snapshot first. Raises Unavailable when the router stops."""
+        """What one watcher is sent, a snapshot first. Raises Unavailable when the router stops."""
         await self._look_again()
         known = self._told
         fleet, told_at_s = self._reporter.fleet_state(), self._clock.now()
@@ -84,7 +84,7 @@ class FleetWatch:
         self._closed.set()
 
     async def _pause(self, until_s: float) -> None:
-        """As long as between two looks, but until `until_s` at the latest."""
+        """Wait for the next look, but until `until_s` at the latest. Raises Unavailable when the router stops."""
         with suppress(TimeoutError):
             async with asyncio.timeout(min(self._pause_s, until_s - self._clock.now())):
                 await self._closed.wait()
@@ -92,11 +92,11 @@ class FleetWatch:
             raise Unavailable("the router stops: watch another one", retry_after_s=_RETRY_AFTER_S)
 
     async def _look_again(self) -> None:
-        """Unless somebody has just looked."""
+        """Make a new look, unless there is one that is recent enough."""
         async with self._looking:
             # Watchers pause as long as this, and each shall find something new.
             began_s = self._clock.now()
-            if began_s - self._looked_at_s < _JUST_NOW * self._pause_s:
+            if began_s - self._looked_at_s < _RECENT_SHARE * self._pause_s:
                 return
             found: dict[str, _Told] = {}
             for number, worker in enumerate(self._registry.workers, 1):
@@ -111,7 +111,7 @@ class FleetWatch:
 
 
 def _essence(message: _Message) -> bytes:
-    """What of it is not merely time that has passed."""
+    """The message, serialized, without the times that only pass: two that differ elsewhere are news."""
     essence = type(message)()
     essence.CopyFrom(message)
     for recent in essence.recent:

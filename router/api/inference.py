@@ -64,7 +64,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 
 def note_decision(message: inference_pb2.RouteDecision, decision: Decision, retries: int = 0) -> None:
-    """To the wire, in a message that is empty."""
+    """Write a decision into `message`, which is empty."""
     message.policy = decision.policy
     message.reason = decision.reason
     message.predicted_cached_tokens = decision.predicted_cached_tokens

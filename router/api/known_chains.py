@@ -30,7 +30,7 @@ class _Piece(NamedTuple):
 
 
 class KnownChains:
-    """Of one model. On any thread: what two threads learn at once is the same, or lost and learnt again."""
+    """The chains of one model. For any thread: what two learn at once is the same, or is lost and learnt again."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, _Piece] = {}

@@ -14,13 +14,13 @@ from router.workers.state import WorkerState
 
 
 def check_grace(grace_s: float | None) -> None:
-    """Raises InvalidRequest for what is no time."""
+    """Raise InvalidRequest unless `grace_s` is None or a number of seconds, 0 or more."""
     if grace_s is not None and not (math.isfinite(grace_s) and grace_s >= 0):
         raise InvalidRequest(f"grace_s must be a number of seconds, 0 or more, got {grace_s!r}", field="grace_s")
 
 
 async def drain(registry: WorkerRegistry, worker: WorkerState, grace_s: float | None) -> worker_pb2.DrainResponse:
-    """Returns when the worker is empty, or put back to work. Raises RadixfleetError where it cannot be told."""
+    """Drain a worker, and return when it is empty or put back to work. Raises RadixfleetError if it cannot be told."""
     try:
         return await registry.drain(worker, grace_s)
     except grpc.aio.AioRpcError as error:
@@ -28,7 +28,7 @@ async def drain(registry: WorkerRegistry, worker: WorkerState, grace_s: float | 
 
 
 async def resume(registry: WorkerRegistry, worker: WorkerState) -> None:
-    """The end of a drain. Raises RadixfleetError where the worker cannot be told."""
+    """Put a drained, or draining, worker back to work. Raises RadixfleetError if it cannot be told."""
     try:
         await registry.resume(worker)
     except grpc.aio.AioRpcError as error:

@@ -31,7 +31,7 @@ class ServedModel:
 
     @property
     def known_tokenizer(self) -> Tokenizer:
-        """For what cannot be done without. Raises InvalidRequest."""
+        """The tokenizer, for what cannot be done without one. Raises InvalidRequest where it is not known."""
         if self.tokenizer is None:
             raise InvalidRequest(
                 f"the tokenizer of {self.info.model} is not known here: its engines speak OpenAI's HTTP, which does "
@@ -62,7 +62,7 @@ def tokens_of(prompt: inference_pb2.Prompt, model: ServedModel, max_tokens: int 
 def prepare_text(
     request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None, *, look_aside: bool
 ) -> PreparedRequest:
-    """For engines that take text and chats alone. Raises InvalidRequest."""
+    """Prepare a request for engines that take text and chats alone. Raises InvalidRequest."""
     convert.prompt_form(request.prompt)
     if request.resume or request.HasField("generated"):
         model.known_tokenizer  # noqa: B018  says what is missing
@@ -101,7 +101,7 @@ def _message(
 def prepare(
     request: inference_pb2.GenerateRequest, model: ServedModel, max_tokens: int | None, *, look_aside: bool
 ) -> PreparedRequest:
-    """For workers that take token ids. Raises InvalidRequest."""
+    """Prepare a request for workers that take token ids. Raises InvalidRequest."""
     tokens = tokens_of(request.prompt, model, max_tokens)
     seed = _seed(model.info.model, request.cache_salt)
     # A prompt whose log probabilities are asked for is computed whole, so no worker is cheaper for what it has cached.

@@ -47,8 +47,8 @@ class Preparation(NamedTuple):
 
     work: Callable[[], PreparedRequest]
     """Tokenizes and hashes the prompt; on any thread. Raises InvalidRequest."""
-    is_short: bool
-    """That takes no longer than waking a thread."""
+    is_quick: bool
+    """`work` takes no longer than waking a thread would, so it is done on the event loop."""
     is_ids: bool
     """The request has the very token ids that a worker is to be sent."""
 
@@ -106,13 +106,13 @@ class Prompts:
         return served
 
     def _tokenizer(self, name: str, info: ModelInfo) -> Tokenizer | None:
-        """The one that the store has now."""
+        """The model's tokenizer, if the store has it now."""
         if not info.tokenizer_fingerprint:
             return None
         return self._tokenizers.get(info.tokenizer_fingerprint) or self._tokenizers.named(name)
 
     def _serving(self, name: str, info: ModelInfo) -> ServedModel:
-        """Raises Unavailable."""
+        """The model as it is served now. Raises Unavailable while its tokenizer is on its way."""
         tokenizer = self._tokenizer(name, info)
         if tokenizer is None and info.tokenizer_fingerprint:
             raise Unavailable(f"the tokenizer of {name} is not here yet", retry_after_s=RETRY_AFTER_S)
@@ -133,16 +133,16 @@ class Prompts:
         return info if named is None or not best.is_text_engine else _with_tokenizer(info, named)
 
     def awaits(self, model: str) -> bool:
-        """Nobody serves the model now, and the router has just started: `until_served` before anything else."""
+        """Whether the model has no worker yet and the router has just started; `until_served` then comes first."""
         return self._gathering is not None and self._gathering.awaits(model)
 
     async def until_served(self, model: str) -> None:
-        """While the router has just started: wait for the workers that it is about to know. Mostly returns at once."""
+        """Wait, while the router has just started, for the workers that it is about to know. Mostly returns at once."""
         if self._gathering is not None:
             await self._gathering.until_served(model)
 
     async def all_lack(self, model: str, need: str) -> bool:
-        """No worker of the model can do this, one of `needs.WORDS`. Raises as `model` does."""
+        """Whether no worker of the model can do this, one of `needs.WORDS`. Raises as `model` does."""
         await self.until_served(model)
         return all(need in worker.lacks for worker in self._registry.group(self.model(model).info.model).workers)
 
@@ -152,7 +152,7 @@ class Prompts:
         return await self.finish(self.begin(request))
 
     def begin(self, request: inference_pb2.GenerateRequest, *, look_aside: bool = False) -> Preparation:
-        """`prepare`, but for what may take long. Raises as it does. Call it once for a request: it salts it.
+        """Do the part of `prepare` that takes no time. Raises as it does. Call it once for a request, which it salts.
 
         `look_aside`: the client sends it to a worker itself.
         """
@@ -166,23 +166,27 @@ class Prompts:
             _check_resume(request, sampling)
         is_ids = prompt.WhichOneof("form") == "token_ids"
         work = prepare_text if model.tokenizer is None and not is_ids else prepare
-        is_short = is_ids and _is_small(prompt.token_ids) and not (is_continued and not _is_small(request.generated))
+        is_quick = is_ids and _is_small(prompt.token_ids) and not (is_continued and not _is_small(request.generated))
         return Preparation(
             partial(work, request, model, self._most_tokens(model, look_aside=look_aside), look_aside=look_aside),
-            is_short=is_short,
+            is_quick=is_quick,
             is_ids=is_ids and not is_continued,
         )
 
     def _most_tokens(self, model: ServedModel, *, look_aside: bool) -> int | None:
-        """Of a prompt; None: any. What is too long for all, a worker refuses; look-aside would book it there first."""
+        """The most tokens that a prompt may have; None: any number.
+
+        A prompt that is too long for every worker is refused by the one that gets it. Look-aside would first book it
+        there, so it is refused here.
+        """
         longest = self._registry.group(model.info.model).longest_native_context if look_aside else 0
         if not longest:
             return self._max_tokens
         return longest - 1 if self._max_tokens is None else min(self._max_tokens, longest - 1)
 
     async def finish(self, preparation: Preparation) -> PreparedRequest:
-        """What `begin` has left to do, on a thread where that pays."""
-        return preparation.work() if preparation.is_short else await self._timed(preparation.work)
+        """Do what `begin` has left to do, on a thread where that pays. Raises InvalidRequest."""
+        return preparation.work() if preparation.is_quick else await self._timed(preparation.work)
 
     def room(self, request: PreparedRequest) -> int:
         """Tokens that the answer may have on every worker that may get the request.

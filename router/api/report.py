@@ -35,12 +35,12 @@ class Reporter:
         self._version = version("radixfleet")
 
     def report(self) -> fleet_pb2.ListWorkersResponse:
-        """Now: all workers, in the order in which they were added."""
+        """The fleet and all workers now, in the order in which they were added."""
         workers = [worker_entry(worker) for worker in self._registry.workers]
         return fleet_pb2.ListWorkersResponse(workers=workers, fleet=self.fleet_state())
 
     def fleet_state(self) -> fleet_pb2.FleetState:
-        """Now."""
+        """The fleet as a whole, now."""
         return fleet_pb2.FleetState(
             uptime_s=self._activity.uptime_s,
             policy=self._policy,
@@ -75,7 +75,7 @@ def worker_entry(worker: WorkerState) -> fleet_pb2.WorkerEntry:
 
 
 def _info(worker: WorkerState) -> worker_pb2.WorkerInfo | None:
-    """What it told, with what it reported since."""
+    """What the worker told of itself, with what it reported since; None: nothing yet."""
     facts = worker.facts
     if facts is None:
         return None

@@ -58,7 +58,7 @@ class RouteStream:
         self._closed_some = asyncio.Event()
 
     async def serve(self, messages: AsyncIterator[fleet_pb2.RouteStreamRequest]) -> None:
-        """Until the client ends its side and has every answer, or breaks off, which may look the same for a while."""
+        """Serve until the client has ended its side and has every answer, or breaks off."""
         reader = asyncio.create_task(self._read(messages))
         writer = asyncio.create_task(self._write_answers())
         try:
@@ -126,7 +126,7 @@ class RouteStream:
             self._route(ask, deadline, visit.pop_all)
 
     def _route(self, ask: fleet_pb2.RouteAsk, deadline: Deadline, prolong: Callable[[], ExitStack]) -> None:
-        """`prolong` the visit, and it lasts until what is returned is closed."""
+        """Answer the ask now, or start a task. `prolong`: makes the visit last until the stack it returns is closed."""
         answer = fleet_pb2.RouteAnswer(number=ask.number)
         waiting = self._routing.begin(ask.request, deadline, answer.route, self._leases)
         if waiting is None:
@@ -135,7 +135,7 @@ class RouteStream:
             self._later(answer, waiting, deadline, prolong())
 
     def _later(self, answer: fleet_pb2.RouteAnswer, waiting: Waiting, deadline: Deadline, visit: ExitStack) -> None:
-        """Answer it when its time comes; the visit lasts until then."""
+        """Answer the ask by a task of its own; `visit` is closed when the task has ended."""
         task = self._tasks[answer.number] = asyncio.create_task(self._wait(answer, waiting, deadline))
         visit.callback(self._waited, answer.number, task)
         task.add_done_callback(lambda _: visit.close())

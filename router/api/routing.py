@@ -39,7 +39,7 @@ class Routing:
     def begin(
         self, request: inference_pb2.GenerateRequest, deadline: Deadline, answer: Answer, owner: Owner | None = None
     ) -> Waiting | None:
-        """`route` in this turn of the event loop where nothing has to be waited for, else what is to be awaited.
+        """Do `route` in this turn of the event loop if nothing has to be waited for, else return what is to be awaited.
 
         Fills in `answer`: without token ids when `owner` is given and the client sent the prompt as token ids. The
         lease is noted in `owner`. Nothing of `request` is kept. Raises RadixfleetError.
@@ -47,7 +47,7 @@ class Routing:
         if self._prompts.awaits(request.model):
             return lambda: self._wait_for_workers(request, deadline, answer, owner)
         preparation = self._prompts.begin(request, look_aside=True)
-        if preparation.is_short:
+        if preparation.is_quick:
             lease = self._gate.enter_at_once(preparation.work())
             if lease is not None:
                 self._book(lease, preparation, answer, owner)
@@ -57,16 +57,17 @@ class Routing:
     async def _wait_for_workers(
         self, request: inference_pb2.GenerateRequest, deadline: Deadline, answer: Answer, owner: Owner | None
     ) -> None:
-        """The router has just started."""
+        """Route the request once a worker serves its model: the router has just started."""
         await self._prompts.until_served(request.model)
         await self._wait(self._prompts.begin(request, look_aside=True), deadline, answer, owner)
 
     async def _wait(self, preparation: Preparation, deadline: Deadline, answer: Answer, owner: Owner | None) -> None:
+        """Route a request that takes a thread, or a place in the queue."""
         prepared = await self._prompts.finish(preparation)
         self._book(await self._gate.enter(prepared, deadline), preparation, answer, owner)
 
     def _book(self, lease: Lease, preparation: Preparation, answer: Answer, owner: Owner | None) -> None:
-        """In place: protobuf copies a message that is put into another by writing and reading it."""
+        """Fill in `answer`. In place, for protobuf copies a message into another by writing and reading it."""
         worker = lease.worker
         answer.worker_id = worker.worker_id
         answer.address = worker.address

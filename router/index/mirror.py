@@ -201,7 +201,7 @@ class Mirror:
         self._holds.come(blocks)
         return new
 
-    def go(self, blocks: list[int]) -> list[int]:
+    def come_no_more(self, blocks: list[int]) -> list[int]:
         """The worker has announced that `blocks` come no more and were not computed. Returns the blocks that left."""
         gone = [block for block in blocks if block in self._holds.coming]
         self._holds.come_no_more(gone)

@@ -240,7 +240,7 @@ class Sketch:
         mirror = self._mirror(slot)
         if mirror.sequence is None or not len(coming) + len(gone):
             return
-        self._clear(slot, mirror.go(gone.tolist()))
+        self._clear(slot, mirror.come_no_more(gone.tolist()))
         self._mark(slot, mirror.come(coming.tolist()))
         self._trim(slot, mirror)
 

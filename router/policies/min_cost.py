@@ -52,11 +52,11 @@ from router.view import NOBODY, Ranking, RequestView, WorkerView
 PLACE_WEIGHT = 0.1
 MOST_FILLED = 1.5
 CROWD = 8
-"""So many users of a prefix halve the price of a copy, where they are all that there is; a burst has about so many."""
+"""At this many users of a prefix, half of the price of a copy is theirs. A burst has about so many requests."""
 MAIN = 0.8
-"""So does such a share of the fleet's requests, where they have not all come in the same moment."""
+"""At this share of all requests in flight it is half, too, unless they have all come in the same moment."""
 MOMENT_S = 0.005
-"""What somebody sends at once comes within such a time."""
+"""Requests that a client sends at once come within this time."""
 BACKLOG_WEIGHT = 3.0
 BATCH_WEIGHT = 2.5
 
