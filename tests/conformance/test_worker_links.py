@@ -119,7 +119,7 @@ async def test_an_answer_without_its_end_is_a_failure_of_the_worker(peer: Peer) 
     async with linked(peer) as link:
         count, failed = await failure(link, asking(tokens=2))
         assert count == 2
-        assert failed.kind in ("transport", "fault")
+        assert failed.kind == peer.broken_off
 
 
 @pytest.mark.parametrize("when", ["before anything", "in the middle"])

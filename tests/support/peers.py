@@ -20,7 +20,7 @@ from radixfleet.v1 import inference_pb2
 from router.dialects.engine import EngineSpeaker
 from router.dialects.http_engine import HttpSpeaker
 from router.dialects.words import SglangWords, VllmWords
-from router.dispatch.link import CallLink, WorkerLink
+from router.dispatch.link import CallLink, FailureKind, WorkerLink
 from router.dispatch.link_stream import StreamLink
 from router.dispatch.link_translated import TranslatedLink
 from router.worker_address import engine_address
@@ -53,6 +53,9 @@ class Levers:
 
 class Peer(Protocol):
     """One fake behind its dialect."""
+
+    broken_off: FailureKind
+    """What it is to the router when an answer ends without its end."""
 
     def pull(self, levers: Levers) -> None:
         """From now on."""
@@ -120,6 +123,8 @@ class NativePeer(_Played):
     """Our own worker, by calls or by one stream."""
 
     by_stream: bool
+    broken_off: FailureKind = "transport"
+    """It ends no answer so while it lives."""
 
     def __post_init__(self) -> None:
         self._levers = Levers()
@@ -161,6 +166,7 @@ class GrpcEnginePeer(_Played):
     """SGLang's or vLLM's engine, by gRPC."""
 
     words: SglangWords | VllmWords
+    broken_off: FailureKind = "fault"
 
     def __post_init__(self) -> None:
         self._fake = ForeignEngine(
@@ -193,6 +199,8 @@ class GrpcEnginePeer(_Played):
 @dataclass
 class HttpEnginePeer(_Played):
     """An engine that speaks OpenAI's HTTP alone."""
+
+    broken_off: FailureKind = "fault"
 
     def __post_init__(self) -> None:
         self._fake = OpenAiEngine(max_model_len=CONTEXT_TOKENS)

@@ -287,3 +287,22 @@ def test_a_slot_that_is_not_attached_is_refused(sketch: Sketch) -> None:
     sketch.detach(0)
     with pytest.raises(KeyError):
         sketch.book(0, chain("a"), 64)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_engine_that_another_one_replaced_unseen_is_found_out_by_few_receipts(seed: int) -> None:
+    """Each that finds nothing of a prefix forgets all that was used before it, too."""
+    sketch = Sketch()
+    rng = np.random.default_rng(seed)
+    prefixes = rng.integers(1, 1 << 62, size=(256, 10), dtype=np.uint64)
+    sketch.set_capacity(sketch.attach(), 2 * prefixes.size)
+    for prefix in prefixes:
+        sketch.end(sketch.book(0, prefix, 650))
+    wrong = 0
+    for prefix in rng.permutation(prefixes):
+        lease = sketch.book(0, prefix, 650)
+        wrong += lease.predicted_tokens > 0
+        sketch.receipt(lease, 0)
+        sketch.end(lease)
+    assert 1 <= wrong <= 16, "of 256 that were remembered"
+    sketch.check()
