@@ -84,7 +84,7 @@ class EngineLoop:
         self._launched_s: deque[float] = deque()
         """When each step in flight was launched."""
         self._is_held_back = False
-        """The next step waits until it is due."""
+        """A step could be in flight besides, but its planning waits until it is due."""
         self._plan_at_s = math.inf
         """When to try to plan again, if nothing happens before."""
         self._last_result_s = clock.now()
@@ -213,7 +213,7 @@ class EngineLoop:
         return bool(results) or layers_computed
 
     def _check(self, *, busy: bool) -> None:
-        """Now and then, an idle engine that has worked verifies its books, one portion a turn; work comes first."""
+        """Verify the books of an idle engine that has worked, now and then, one portion a turn; work comes first."""
         if busy:
             self._checks = None
             return
@@ -253,7 +253,7 @@ class EngineLoop:
         self._all_blocks_wanted = False
 
     def _block_runs(self) -> list[BlockRun] | None:
-        """See `Report.block_runs`. In the turn in which the changes were drained, so that nothing falls in between."""
+        """What `Report.block_runs` says. Asked in the turn in which changes are drained, so that none is missed."""
         cache = self._scheduler.cache
         runs = cache.block_events.drain_runs()
         return cache.block_runs() if self._all_blocks_wanted else runs

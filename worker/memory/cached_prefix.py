@@ -27,15 +27,15 @@ class Match(NamedTuple):
     node: Node | None
     """Where the match ended, the root where nothing matched; None when the namespace is empty."""
     cuts: int = 0
-    """The node's, so that a later match of the same tokens knows whether it may go on from here, ..."""
+    """The node's `cuts` when it was found: unchanged, a later match of the same tokens may go on from here."""
     is_at_end: bool = False
-    """... and this one's: it ended where the node did, ..."""
+    """The match ended where the node did."""
     sought: bytes = b""
-    """... for lack of a child with this page of tokens. Empty where there was nothing more to look for."""
+    """The page of tokens for which the node had no child; empty where nothing more was looked for."""
 
     @property
     def is_current(self) -> bool:
-        """The same tokens with the same limit match the same prefix now. A no may be wrong, and costs a search.
+        """Whether the same tokens with the same limit match the same prefix now. A no may be wrong, and costs a search.
 
         As long as the node was not cut, all that can have come is a longer run or the child sought at its end, and a
         part of the run that is now above it.
@@ -91,11 +91,11 @@ class Handle:
         return self.node.end
 
     def move(self, node: Node) -> None:
-        """The lock goes on to there."""
+        """Let the lock end at `node`, which is below."""
         self._node = node
 
     def end(self) -> Node:
-        """It protects nothing any more; returns where it was. Raises PageError once unlocked."""
+        """End the handle; returns the node where its prefix ended. Raises PageError once unlocked."""
         node = self.node
         self._node = None
         return node

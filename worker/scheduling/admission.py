@@ -47,7 +47,7 @@ class Admission:
         """Take at most `seats` requests from the queue, and give each its first chunk: `budget` tokens together.
 
         Those admitted are in PREFILL, hold a row and all pages for their prompt, and are to be added to `running` by
-        the caller. `begun_tokens`: in this step already, of prompts that are begun.
+        the caller. `begun_tokens`: prompt tokens that the step has already, of prompts begun in earlier steps.
         """
         self.blocked = None
         self.queue.let_go()

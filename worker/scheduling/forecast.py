@@ -59,7 +59,7 @@ class GrowthShare:
         self._caution = max(0.0, self._caution - 1.0 / _RECOVERY_STEPS)
 
     def retracted(self) -> None:
-        """It was too little."""
+        """A request was retracted, so the share was too small: count everything for a while."""
         self._caution = 1.0
 
 
@@ -70,9 +70,9 @@ class Forecast:
         self._page_size = page_size
         self._share = share
         self._running = np.empty((3, 0), np.int64)
-        """To come, owned pages, and what rounding up to pages can add, in tokens; of those there were first, ..."""
+        """int64 [3, requests] of the running ones: tokens to come, owned pages, tokens that rounding up can add."""
         self._added: list[tuple[int, int, int]] = []
-        """... and of the others."""
+        """The same three numbers of each candidate."""
         self.own_pages = 0
         """Pages that the requests own now."""
         self._growth = 0
@@ -88,7 +88,7 @@ class Forecast:
         self._growth += to_come + rounding
 
     def add_all(self, running: RowIndex, rows: Rows) -> None:
-        """All of them, which hold what they own. Only once."""
+        """Add all running requests, which hold what they own already. Called once."""
         assert not self._running.size, "they are added at once"
         own = rows.own_pages[running]
         length = np.maximum(rows.planned[running], rows.filled[running])
@@ -99,11 +99,11 @@ class Forecast:
         self._growth += int(to_come.sum() + rounding.sum())
 
     def fits(self, num_pages: int) -> bool:
-        """Whether `num_pages` are enough at the peak. Where they are enough for all of all, nothing is sorted."""
+        """Whether `num_pages` are enough at the peak. Nothing is sorted where they are enough for all growth at once."""
         return self.own_pages + self._growth // self._page_size <= num_pages or self.peak_pages() <= num_pages
 
     def peak_pages(self) -> int:
-        """The most pages that they will own together."""
+        """The most pages that all requests will own together."""
         added = np.array(self._added, np.int64).reshape(-1, 3).T
         to_come, own, rounding = np.concatenate([self._running, added], axis=1)
         if not len(to_come):

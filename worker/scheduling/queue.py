@@ -51,7 +51,7 @@ class WaitingQueue:
 
     @property
     def has_candidates(self) -> bool:
-        """Somebody waits who is not held."""
+        """Whether a request waits that is not held."""
         return bool(self._keys)
 
     def __iter__(self) -> Iterator[Request]:
@@ -70,7 +70,7 @@ class WaitingQueue:
         self.recount(request)
 
     def recount(self, request: Request) -> None:
-        """What is known of a request that waits has changed."""
+        """Count the tokens of a waiting request anew: what the cache has of it, or will have, has changed."""
         tokens = len(request.fill_ids) - request.expected_shared
         self.prompt_tokens += tokens - request.counted_tokens
         request.counted_tokens = tokens
@@ -97,14 +97,14 @@ class WaitingQueue:
             del self._held[other], self._held_until[other]
 
     def hold(self, request: Request) -> None:
-        """It waits for the prefix that its `waits_for` says."""
+        """Hold a request until the prefix that its `waits_for` names is computed."""
         assert request.waits_for is not None, "nobody to wait for"
         del self._keys[bisect_left(self._keys, self._key(request))]
         self._hold(request, *request.waits_for)
         self.recount(request)
 
     def let_go(self) -> None:
-        """Give back their places to those whose wait is over."""
+        """Put back in their places those that are held and have no more to wait for."""
         due = [other for other, until in self._held_until.items() if other.settled >= until or not other.is_seated]
         for other in due:
             del self._held_until[other]

@@ -48,14 +48,14 @@ class Recovery:
         return running[np.sort(chosen)]
 
     def passed(self, num_tokens: int, num_sequences: int) -> None:
-        """A step of that size was computed."""
+        """Take note that a step of that size was computed: limits may grow."""
         was_full = self.size.is_full
         self.size.passed(num_tokens, num_sequences)
         if self.size.is_full and not was_full:
             self._shortages.ended(*_STEP_STAGES)
 
     def ran_out(self, pieces: list[Piece], num_tokens: int, shortage: OutOfMemory) -> Advice | None:
-        """A step was not: the next ones are smaller. The advice, if its one request is to be given up."""
+        """Make the next steps smaller: one ran out of memory. The advice, if its one request is to be given up."""
         stage = _stage(num_tokens > len(pieces), shortage)
         advice = advise(stage, Shortage(shortage.needed_bytes, shortage.free_bytes))
         self._shortages.began(stage, advice)

@@ -72,9 +72,9 @@ class Request:
     outputs: list[int] = field(default_factory=list)
     """Generated tokens that have settled."""
     expected_cached: int = 0
-    """While waiting: tokens of `fill_ids` that the cache held when it was last asked, ..."""
+    """While waiting: tokens of `fill_ids` that the cache held when it was last asked."""
     known_match: Match | None = None
-    """... and what it found."""
+    """While waiting: what the cache found when it was last asked."""
     counted_tokens: int = 0
     """This request's part of the queue's `prompt_tokens`."""
     overtaken: int = 0
@@ -163,17 +163,17 @@ class Request:
 
     @property
     def is_growing(self) -> bool:
-        """It is to be planned again. False once its last token by length is in flight: it ends when that settles."""
+        """Whether it is to be planned again. No longer once its last token by length is in flight."""
         return self.to_sample > 0
 
     @property
     def is_seated(self) -> bool:
-        """It is planned, step by step."""
+        """Whether it is planned step by step: it is in PREFILL or DECODE."""
         return self.state is State.PREFILL or self.state is State.DECODE
 
     @property
     def resumes_decoding(self) -> bool:
-        """A decode of it was taken back, and can be tried again: one token, which is known."""
+        """Whether a decode of it was taken back and can be tried again: one token, which is known."""
         is_ready = self.restarts > 0 and not self.stale_steps and self.state is State.PREFILL
         return is_ready and self.planned == len(self.fill_ids) - 1
 

@@ -19,7 +19,7 @@ RowIndex = npt.NDArray[np.int64]
 
 
 class Rows:
-    """int64 [max_rows] each. Written by the scheduler and its parts."""
+    """The columns, int64 [max_rows] each. Written by the scheduler and its parts."""
 
     def __init__(self, max_rows: int) -> None:
         self._all = np.zeros((len(COLUMNS), max_rows), dtype=np.int64)
@@ -49,15 +49,15 @@ class Rows:
         """As the attributes of `Request`."""
 
     def entries(self, row: int) -> memoryview:
-        """The row's own, in the order of `COLUMNS`, to read and to write: one by one, faster than numpy's."""
+        """A row's entries in the order of `COLUMNS`, to read and to write one by one, faster than by numpy."""
         return self._all[:, row].data
 
     def clear(self, row: int) -> None:
-        """The row is nobody's."""
+        """Set all entries of a row to zero: it belongs to no request."""
         self._all[:, row] = 0
 
     def launched(self, plan: StepPlan) -> None:
-        """A step computes the next tokens of each of its rows."""
+        """Book a step as launched: it computes the next tokens of each of its rows."""
         # As wide as the columns: numpy would convert them again for each.
         rows, samples = plan.rows.astype(np.int64), plan.samples.astype(np.int64)
         self.planned[rows] += plan.lengths
@@ -67,7 +67,7 @@ class Rows:
         self.last_step[rows] = plan.step
 
     def computed(self, decodes: RowIndex, starts: npt.NDArray[np.integer]) -> None:
-        """It has: the tokens at positions `starts` have their KV, and what was sampled from them is known."""
+        """Book decodes as computed: positions `starts` have their KV, and what was sampled from them is known."""
         self.in_flight[decodes] -= 1
         self.samples_in_flight[decodes] -= 1
         self.tries_alone[decodes] = 0

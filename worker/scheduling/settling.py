@@ -83,7 +83,7 @@ class Settling:
         return token_id in submit.stop_token_ids and len(request.outputs) > submit.min_new_tokens
 
     def _settle_chunks(self, launched: Launched, result: StepResult, notes: dict[int, Note]) -> None:
-        """One by one."""
+        """Settle the step's chunks, one by one."""
         for sequence, piece in enumerate(launched.chunks, start=len(launched.decodes.rows)):
             has_failed = bool(result.failed[sequence])
             if piece.request.submit.traced and not has_failed:
@@ -92,7 +92,7 @@ class Settling:
             self._settle(piece, int(result.token_ids[sequence]), note, has_failed=has_failed)
 
     def _arrived(self, piece: Piece, *, sampled: bool) -> None:
-        """A step with the piece has settled. Where it sampled nothing that counts, the token is still to come."""
+        """Count a step with the piece as settled. Where it sampled nothing that counts, the token is still to come."""
         request = piece.request
         request.in_flight -= 1
         if piece.samples:
@@ -112,7 +112,7 @@ class Settling:
         self._lifecycle.settled(request)
 
     def _fail(self, piece: Piece, note: Note, given_up: Advice | None, *, ran_out: bool) -> None:
-        """The step failed as a whole: where it ran out of memory it is taken back."""
+        """Settle a piece of a step that failed as a whole; where memory ran out, the piece is taken back."""
         request = piece.request
         self._arrived(piece, sampled=False)
         if not ran_out:
@@ -128,7 +128,7 @@ class Settling:
         self._lifecycle.settled(request)
 
     def _book(self, piece: Piece, token_id: int, note: Note) -> None:
-        """The piece was computed: its KV is there, and its token, if its request still wants it."""
+        """Book a piece that was computed: its KV, and its token if the request still wants it."""
         request = piece.request
         request.settled = piece.start + piece.length
         if request.state is State.FINISHED:
@@ -142,7 +142,7 @@ class Settling:
             self._accept(request, token_id, note)
 
     def _accept(self, request: Request, token_id: int, note: Note) -> None:
-        """One token more, and what it means for its request. A stop token at the length limit is a stop."""
+        """Give the request one more token, which may end it. A stop token at the length limit ends it as a stop."""
         submit = request.submit
         request.outputs.append(token_id)
         self._counters.generated_tokens += 1
