@@ -99,7 +99,7 @@ class Forecast:
         self._growth += int(to_come.sum() + rounding.sum())
 
     def fits(self, num_pages: int) -> bool:
-        """Whether `num_pages` are enough at the peak. Nothing is sorted where they are enough for all growth at once."""
+        """Whether `num_pages` are enough at the peak. Nothing is sorted where all growth at once fits."""
         return self.own_pages + self._growth // self._page_size <= num_pages or self.peak_pages() <= num_pages
 
     def peak_pages(self) -> int:
