@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route
 
 from router.http.errors import ErrorAnswer, json_response
 from router.http.openai.models import Model, ModelList
 from router.http.openai.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from router.http.openai.responses.request import ResponsesRequest
+from router.http.openai.responses.shapes import Response, ResponseEvent
 from router.http.openai.shapes import (
     ChatAnswer,
     ChatChunk,
@@ -49,12 +51,23 @@ class _Operation:
     summary: str
     answer: type
     body: type | None = None
-    chunk: type | None = None
-    """Of the events, where the answer may be streamed."""
+    chunk: Any = None
+    """Type of the events' data, where the answer may be streamed."""
+    stream: str = "Data of each event but the last, which is [DONE]; an error object instead where the answer failed."
 
 
 _OPERATIONS = (
     _Operation("post", "/v1/chat/completions", "chat", "Answer a chat.", ChatAnswer, body=ChatRequest, chunk=ChatChunk),
+    _Operation(
+        "post",
+        "/v1/responses",
+        "respond",
+        "Answer a conversation.",
+        Response,
+        body=ResponsesRequest,
+        chunk=ResponseEvent,
+        stream="Events that are named by the type of their data.",
+    ),
     _Operation(
         "post",
         "/v1/completions",
@@ -99,7 +112,7 @@ def document() -> dict[str, Any]:
 def openapi_routes() -> Sequence[BaseRoute]:
     """/openapi.json."""
 
-    async def show(_: Request) -> Response:
+    async def show(_: Request) -> HttpResponse:
         return json_response(document())
 
     return [Route("/openapi.json", show)]
@@ -108,8 +121,8 @@ def openapi_routes() -> Sequence[BaseRoute]:
 def _described(item: _Operation) -> dict[str, Any]:
     content = _json_of(item.answer)
     if item.chunk is not None:
-        text = "Data of each event but the last, which is [DONE]; an error object instead where the answer failed."
-        content["text/event-stream"] = {"schema": {"type": "string", "description": f"{text} See {_ref(item.chunk)}."}}
+        kinds = ", ".join(map(_ref, get_args(item.chunk) or (item.chunk,)))
+        content["text/event-stream"] = {"schema": {"type": "string", "description": f"{item.stream} See {kinds}."}}
     described: dict[str, Any] = {
         "operationId": item.name,
         "summary": item.summary,

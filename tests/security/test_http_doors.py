@@ -14,7 +14,14 @@ from tests.support.secured_fleet import KEY, TOKEN, WRONG, secured_fleet
 
 CHAT = json.dumps({"model": "sim-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}).encode()
 LOOKING = ["/", "/console", "/console/api/fleet", "/v1/models", "/metrics", "/openapi.json", "/no-such-path"]
-WORKING = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/console/api/explain"]
+WORKING = [
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/completions",
+    "/tokenize",
+    "/detokenize",
+    "/console/api/explain",
+]
 CHANGING = [
     "/console/api/workers/worker-0/resume",
     "/console/api/workers/worker-0/drain",

@@ -80,7 +80,8 @@ class Generating:
 
                 await self._dispatcher.run(prepared, record, send, _no_deadline)
         except InvalidRequest as error:
-            raise in_openai_names(error, constraint=plan.constraint, limit=plan.limit) from None
+            named = in_openai_names(error, constraint=plan.constraint, limit=plan.limit)
+            raise plan.in_client_names(named) from None
 
     def _keep_to_context(self, request: PreparedRequest) -> None:
         """Without a limit of the client's, a chat may go on for as long as the context does, a completion's 16 too."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from radixfleet.errors import InvalidRequest
 from radixfleet.v1 import inference_pb2
 from router.http.openai.answers import ChatChoices, Choices, CompletionChoices
 from router.http.openai.constraints import constraint_field, grammar_of_few
@@ -37,6 +38,8 @@ class Plan:
     """The client's name for what the answer has to keep to."""
     grammar_of_few: inference_pb2.Grammar | None
     """See there."""
+    in_client_names: Callable[[InvalidRequest], InvalidRequest] = lambda error: error
+    """The same error, where the client's names for fields are not those of `limit`, `constraint` and a chat."""
 
 
 def chat_plan(request: ChatRequest, request_id: str) -> Plan:

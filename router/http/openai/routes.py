@@ -13,6 +13,8 @@ from router.http.openai.generation import GenerateEndpoint, Generating
 from router.http.openai.models import models_routes
 from router.http.openai.plan import chat_plan, completion_plan
 from router.http.openai.requests import ChatRequest, CompletionRequest
+from router.http.openai.responses.plan import response_plan
+from router.http.openai.responses.request import ResponsesRequest
 from router.http.openai.tokens import TokenEndpoints
 from router.http.openapi import openapi_routes
 
@@ -23,10 +25,12 @@ def openai_routes(
     """All of them."""
     generating = Generating(prompts, dispatcher, log, max_body_bytes=max_body_bytes)
     chat = GenerateEndpoint(generating, ChatRequest, chat_plan)
+    responses = GenerateEndpoint(generating, ResponsesRequest, response_plan)
     completions = GenerateEndpoint(generating, CompletionRequest, completion_plan)
     tokens = TokenEndpoints(prompts, max_body_bytes=max_body_bytes)
     return [
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         *models_routes(prompts),
         *openapi_routes(),

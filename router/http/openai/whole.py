@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET
 
 from router.http.openai.answers import Part
@@ -29,8 +30,8 @@ class Whole(Protocol):
         """The next piece of one of its choices."""
         ...
 
-    def answer(self, answer_id: str, created: int, model: str, usage: Usage) -> ChatAnswer | CompletionAnswer:
-        """All of it."""
+    def answer(self, answer_id: str, now: int, model: str, usage: Usage) -> msgspec.Struct:
+        """All of it. `now`: in Unix time."""
         ...
 
 
@@ -45,9 +46,9 @@ class WholeChat:
         assert isinstance(part, ChatPart), "made by ChatChoices"
         self._parts.setdefault(part.index, []).append(part)
 
-    def answer(self, answer_id: str, created: int, model: str, usage: Usage) -> ChatAnswer:
+    def answer(self, answer_id: str, now: int, model: str, usage: Usage) -> ChatAnswer:
         """See `Whole`."""
-        return ChatAnswer(answer_id, created, model, [_chat_choice(self._parts[n]) for n in sorted(self._parts)], usage)
+        return ChatAnswer(answer_id, now, model, [_chat_choice(self._parts[n]) for n in sorted(self._parts)], usage)
 
 
 class WholeCompletion:
@@ -61,10 +62,10 @@ class WholeCompletion:
         assert isinstance(part, CompletionPart), "made by CompletionChoices"
         self._parts.setdefault(part.index, []).append(part)
 
-    def answer(self, answer_id: str, created: int, model: str, usage: Usage) -> CompletionAnswer:
+    def answer(self, answer_id: str, now: int, model: str, usage: Usage) -> CompletionAnswer:
         """See `Whole`."""
         choices = [_completion_choice(self._parts[n]) for n in sorted(self._parts)]
-        return CompletionAnswer(answer_id, created, model, choices, usage)
+        return CompletionAnswer(answer_id, now, model, choices, usage)
 
 
 def _chat_choice(parts: Sequence[ChatPart]) -> ChatChoice:
