@@ -137,6 +137,12 @@ class WorkerMetrics:
         )
         self._totals: dict[str, float] = {}
         """The engine's totals as last seen; they begin at 0 with each incarnation."""
+        self._begin_at_zero()
+        self.memory((0, 0), {})
+        self.status_changed(WorkerStatus.LOADING)
+
+    def _begin_at_zero(self) -> None:
+        """Make every labelled series that is known beforehand: a rate needs the zero before the first event."""
         for outcome in Outcome:
             self._requests.labels(outcome.value)
         for stage in STEP_STAGES:
@@ -147,8 +153,6 @@ class WorkerMetrics:
             self._computed.labels(kind)
         for pool in _POOLS:
             self._pool_bytes.labels(pool)
-        self.memory((0, 0), {})
-        self.status_changed(WorkerStatus.LOADING)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"radixfleet_worker_{name}", text, labels, registry=self.registry)

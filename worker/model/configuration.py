@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -253,23 +254,14 @@ def _token_ids(vocab_size: int, *values: int | list[int] | None) -> tuple[int, .
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
-    """Reads the metadata of a GGUF file. Raises BrokenModel (a key is missing) or UnsupportedModel."""
-    metadata = file.metadata
-    architecture = metadata.get("general.architecture", "none named")
+    """Read the metadata of a GGUF file. Raises BrokenModel (a key is missing) or UnsupportedModel."""
+    architecture = file.metadata.get("general.architecture", "none named")
     if architecture not in GGUF_ARCHITECTURES:
         raise UnsupportedModel(
             f"{file.path}: architecture {architecture} is not supported; supported are {', '.join(GGUF_ARCHITECTURES)}"
         )
-
-    def field(name: str, default: Any = None) -> Any:
-        value = metadata.get(f"{architecture}.{name}", default)
-        if value is None:
-            raise BrokenModel(f"{file.path} lacks the metadata {architecture}.{name}")
-        if isinstance(value, list):
-            raise UnsupportedModel(f"{file.path}: {architecture}.{name} differs between layers, which is not supported")
-        return value
-
-    if metadata.get("split.count", 1) > 1:
+    field = partial(_gguf_field, file, architecture)
+    if file.metadata.get("split.count", 1) > 1:
         raise UnsupportedModel(f"{file.path} is one part of several; join them with llama-gguf-split --merge")
     if field("expert_count", 0):
         raise UnsupportedModel(f"{file.path}: mixture-of-experts models are not supported")
@@ -307,9 +299,19 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
         mlp_bias="blk.0.ffn_up.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
         eos_token_ids=_token_ids(
-            vocab_size, *(metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
+            vocab_size, *(file.metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         ),
     )
+
+
+def _gguf_field(file: GgufFile, architecture: str, name: str, default: Any = None) -> Any:
+    """One value of the metadata. Raises BrokenModel, or UnsupportedModel where each layer has a value of its own."""
+    value = file.metadata.get(f"{architecture}.{name}", default)
+    if value is None:
+        raise BrokenModel(f"{file.path} lacks the metadata {architecture}.{name}")
+    if isinstance(value, list):
+        raise UnsupportedModel(f"{file.path}: {architecture}.{name} differs between layers, which is not supported")
+    return value
 
 
 def _gguf_rope_scaling(file: GgufFile, architecture: str) -> RopeScaling | None:
