@@ -5,7 +5,7 @@ from the loop       steps            device steps that ended
                     step_s           seconds that the device spent in steps
                     bubble_s         seconds that the device idled while work was waiting or running
                     scheduling_s     seconds that the engine's thread spent on ingesting, planning and settling
-from the scheduler  see `worker.scheduling.scheduler.Counters`
+from the scheduler  see `worker.scheduling.counters.Counters`
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class StepTimes:
         self._bubble_s: list[float] = []
 
     def work_came(self, now_s: float) -> None:
-        """An engine without work got some."""
+        """Take note that an engine without work got some at `now_s`."""
         self._work_since_s = now_s
 
     def ended(self, result: StepResult) -> None:
-        """A step ended."""
+        """Count a step that ended, and the bubble before it."""
         step_s = result.ended_s - result.started_s
         bubble_s = max(0.0, result.started_s - max(self._last_end_s, self._work_since_s))
         self._last_end_s = result.ended_s

@@ -11,6 +11,7 @@ class Counters(msgspec.Struct):
     admitted_requests: int = 0
     """First admissions; coming back after a retraction does not count again."""
     finished_requests: int = 0
+    """Requests that are complete: by a stop, or by their length."""
     aborted_requests: int = 0
     failed_requests: int = 0
     refused_requests: int = 0
@@ -26,6 +27,7 @@ class Counters(msgspec.Struct):
     prefill_steps: int = 0
     """Launched steps that only computed prompts."""
     decode_steps: int = 0
+    """Launched steps that only decoded."""
     mixed_steps: int = 0
     """Launched steps that did both."""
     generated_tokens: int = 0
@@ -35,11 +37,11 @@ class Counters(msgspec.Struct):
     preemptions: int = 0
     """The part of `retractions` that made room for a waiting request of higher priority."""
     out_of_memory_prefill: int = 0
-    """Steps that were taken back because the device had no memory for them: those with chunks of prompts, ..."""
+    """Steps with chunks of prompts that were taken back because the device had no memory for them."""
     out_of_memory_decode: int = 0
-    """... those without, ..."""
+    """Steps of decodes alone that were taken back for the same reason."""
     out_of_memory_sampling: int = 0
-    """... and those that failed when all layers were computed."""
+    """Steps that were taken back when memory ran out in sampling, after all layers were computed."""
     stalled_decodes: int = 0
     """Decodes that skipped a step, for want of a page about to be released."""
 
