@@ -72,10 +72,14 @@ class WorkerActor:
             return MemberReport(self._phase(), self._failure, node_id=self._node_id, pids=self._pids())
         last = worker.engine.last_report
         ready = worker.engine.last_ready
+        address = f"{self._host}:{worker.address.rpartition(':')[2]}"
+        trouble = self._failure or worker.feed.trouble or worker.registration.trouble
+        if not trouble and worker.feed.status is WorkerStatus.SERVING and not worker.feed.was_watched:
+            trouble = f"no router has reached it at {address}"
         return MemberReport(
             self._phase(),
-            self._failure or worker.feed.trouble or worker.registration.trouble or "; ".join(worker.feed.advice),
-            f"{self._host}:{worker.address.rpartition(':')[2]}",
+            trouble or "; ".join(worker.feed.advice),
+            address,
             f"{self._host}:{worker.metrics_port}",
             self._node_id,
             self._pids(),
@@ -103,7 +107,7 @@ class WorkerActor:
         if self._worker is None:
             return "starting"
         phase = _PHASES[self._worker.feed.status]
-        is_reached = self._worker.registration.is_known  # if not, no other makes room for it
+        is_reached = self._worker.feed.was_watched  # if not, no other makes room for it
         return "starting" if phase == "serving" and not is_reached else phase
 
     def _pids(self) -> tuple[int, ...]:

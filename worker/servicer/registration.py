@@ -52,12 +52,6 @@ class Registration:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, tuple[str, float]] = {}
         """By router: why it is not registered there now, and since when (in the event loop's time)."""
-        self._is_known = False
-
-    @property
-    def is_known(self) -> bool:
-        """Some router has registered it, now or earlier: one that is away for a moment comes back to it."""
-        return self._is_known
 
     @property
     def trouble(self) -> str:
@@ -130,7 +124,6 @@ class Registration:
                 known = False
             else:
                 self._failures.pop(router, None)
-                self._is_known = True
                 if response.added or not known:
                     _log.info("registered", router=router, address=request.address)
                 known = True

@@ -109,6 +109,8 @@ class StateFeed:
         """A new request is to be told of."""
         self._status_changed = asyncio.Event()
         """Set, and replaced, at each change."""
+        self.was_watched = False
+        """A router has reached the worker, now or earlier: one that is away for a moment comes back to it."""
         self.trouble = ""
         """Why the engine has failed, in words; empty: it has not."""
         self._gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -184,6 +186,7 @@ class StateFeed:
             self._publish()
         watcher = Watcher(self._digest())
         self._watchers.add(watcher)
+        self.was_watched = True
         try:
             yield watcher
         finally:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from radixfleet.channel import open_channel
 from radixfleet.types import WorkerStatus
+from radixfleet.v1 import worker_pb2, worker_pb2_grpc
 from tests.support.fake_engine import FakeEngine
 from tests.support.registering_router import RegisteringRouter
 from tests.support.waiting import until
@@ -102,8 +104,8 @@ class Hosted:
             assert not worker.registration._tasks
 
 
-async def test_a_worker_serves_from_when_the_first_router_knows_it(monkeypatch):
-    """A rollout replaced all workers of a fleet by some that no router took."""
+async def test_a_worker_serves_from_when_the_first_router_has_reached_it(monkeypatch):
+    """A rollout replaced all workers of a fleet by some that no router took, or could dial."""
     hosted = Hosted(monkeypatch)
     router = await RegisteringRouter().start()
     async with hosted.actor() as actor:
@@ -115,8 +117,13 @@ async def test_a_worker_serves_from_when_the_first_router_knows_it(monkeypatch):
         assert report.phase == "starting"
         assert report.message.startswith("not registered at 127.0.0.1:1: ")
         await actor.report([f"127.0.0.1:{router.port}"])
-        await until(lambda: registration.is_known)
-        assert (await actor.report(None)).phase == "serving"
+        await until(lambda: bool(router.registered) and not registration.trouble)
+        report = await actor.report(None)
+        assert (report.phase, report.message) == ("starting", f"no router has reached it at {report.address}")
+        async with open_channel(hosted.running[0].address) as channel:
+            await worker_pb2_grpc.WorkerStub(channel).WatchState(worker_pb2.WatchStateRequest()).read()
+        report = await actor.report(None)
+        assert (report.phase, report.message) == ("serving", "")
         await router.stop()
         await until(lambda: bool(registration.trouble))
         assert (await actor.report(None)).phase == "serving", "streams run, and the router comes back"
