@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,7 +158,8 @@ def drain(
     Others take their place, as long as the fleet is to have as many: `scale` it down first if it is not. The last that
     serves a model goes on until another does, unless that one fails, or finds no place or has not loaded within half an
     hour; with --node for a minute at most, for machines that are taken away do not wait; with --now not at all: on a
-    cluster without room for one more, it is what makes room.
+    cluster without room for one more, it is what makes room. With --node it is done when the node has no worker, which
+    may be before those that take their place serve.
 
     \b
     radixfleet fleet drain demo-1
@@ -170,12 +172,14 @@ def drain(
     if node is not None and now:
         raise click.UsageError("--now goes with workers: those of a --node wait for a minute at most anyway")
     if node is None:  # without --now as ever, for supervisors of an earlier version
-        return _order(address, wait, timeout_s, "drain", list(names), **({"now": True} if now else {}))
+        options: dict[str, Any] = {"now": True} if now else {}
+        return _order(address, wait, timeout_s, "drain", list(names), **options)
     from deploy.fleet.cluster import Cluster, connected
 
     with connected(address):
         node_id = Cluster().node_id(node)
-    return _order(address, wait, timeout_s, "cordon", node_id, undo=undo)
+    is_done = _is_done if undo else partial(_is_empty, node_id)
+    return _order(address, wait, timeout_s, "cordon", node_id, is_done=is_done, undo=undo)
 
 
 @fleet.command()
@@ -225,8 +229,25 @@ def down(address: str, timeout_s: float, *, now: bool) -> int:
     return 0
 
 
-def _order(address: str, wait: bool, timeout_s: float, method: str, *arguments: object, **options: object) -> int:  # noqa: FBT001  an option, passed on
-    """Give an order and wait until the fleet is what is wanted again."""
+def _is_done(status: dict[str, Any]) -> bool:
+    return bool(status["settled"]) and not any(each["leaving"] or each["restarting"] for each in status["members"])
+
+
+def _is_empty(node_id: str, status: dict[str, Any]) -> bool:
+    """No worker is there; routers stay, whose addresses clients know."""
+    return not any(each["kind"] == "worker" and each["node_id"] == node_id for each in status["members"])
+
+
+def _order(
+    address: str,
+    wait: bool,  # noqa: FBT001  an option, passed on
+    timeout_s: float,
+    method: str,
+    *arguments: object,
+    is_done: Settled = _is_done,
+    **options: object,
+) -> int:
+    """Give an order and wait until it is carried out: mostly, until the fleet is what is wanted again."""
     from deploy.fleet.cluster import Cluster, connected
 
     console = new_console(stderr=True)
@@ -238,17 +259,13 @@ def _order(address: str, wait: bool, timeout_s: float, method: str, *arguments: 
             if not wait:
                 console.print("the supervisor knows; watch it: radixfleet fleet status")
                 return 0
-            done = _await(cluster, progress, timeout_s, _is_done)
+            done = _await(cluster, progress, timeout_s, is_done)
             status = cluster.status()
         progress.pause()
         if not done:
             return _late(console, status, timeout_s)
         console.print(f"done    {_summary(status)}")
         return 0
-
-
-def _is_done(status: dict[str, Any]) -> bool:
-    return bool(status["settled"]) and not any(each["leaving"] or each["restarting"] for each in status["members"])
 
 
 def _await(cluster: Any, progress: Progress, timeout_s: float, is_done: Settled) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ def test_a_wrong_file_is_refused_before_any_cluster_is_asked(tmp_path: Path) -> 
 def member(**fields: Any) -> dict[str, Any]:
     defaults = {
         "name": "m-0",
+        "kind": "worker",
         "group": "m",
         "phase": "serving",
         "phase_s": 12.0,
@@ -74,6 +77,55 @@ def status(*members: dict[str, Any], cordoned: bool = False) -> dict[str, Any]:
     }
     counts = {"serving": 1, "wanted": 2, "min": 1, "max": 4, "running_requests": 3, "queued_requests": 5}
     return {"models": {"m": counts}, "members": list(members), "nodes": [node]}
+
+
+class ScriptedCluster:
+    """In the place of `deploy.fleet.cluster.Cluster`: one status after the other, the last for ever."""
+
+    statuses: list[dict[str, Any]] = []  # noqa: RUF012  given before each use
+    orders: list[tuple[object, ...]] = []  # noqa: RUF012
+
+    def node_id(self, name: str) -> str:
+        return {"10.0.0.2": "n1"}[name]
+
+    def order(self, *order: object, **options: object) -> None:
+        self.orders.append((*order, options))
+
+    def status(self) -> dict[str, Any]:
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+
+def drained_node(
+    monkeypatch: pytest.MonkeyPatch, *statuses: dict[str, Any], options: tuple[str, ...] = ()
+) -> tuple[int, int]:
+    """Exit code of `drain --node`, and how many of the statuses were not waited for."""
+
+    @contextmanager
+    def connected(address: str) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr("deploy.fleet.cluster.connected", connected)
+    monkeypatch.setattr("deploy.fleet.cluster.Cluster", ScriptedCluster)
+    monkeypatch.setattr("deploy.commands.fleet._POLL_S", 0.0)
+    ScriptedCluster.statuses, ScriptedCluster.orders = list(statuses), []
+    command = ["drain", "--node", "10.0.0.2", "--timeout", "0", *options]
+    code = CliRunner().invoke(fleet, command, standalone_mode=False).return_value
+    return int(code), len(ScriptedCluster.statuses) - 1
+
+
+def test_a_node_is_drained_when_it_has_no_worker_whether_or_not_their_successors_have_a_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that is taken away, a pod that ends, would else wait for a node that is on its way for minutes."""
+    router = member(name="router-0", kind="router", group="routers")
+    waiting = member(name="m-1", phase="pending", node_id="")
+    unsettled = {"settled": False}
+    empty = status(router, waiting, cordoned=True) | unsettled
+    assert drained_node(monkeypatch, empty) == (0, 0)
+    assert ScriptedCluster.orders == [("cordon", "n1", {"undo": False})]
+    there = status(router, member(phase="draining", leaving=True), waiting, cordoned=True) | unsettled
+    assert drained_node(monkeypatch, there) == (1, 0), "its worker is still there"
+    assert drained_node(monkeypatch, empty, options=("--undo",)) == (1, 0), "the fleet is not whole yet"
 
 
 def printed(table: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import jsonschema
 import pytest
 import yaml
 
+from deploy.fleet.reconcile import PATIENCE_S
 from deploy.fleet.spec import read_spec
 from router.config import RouterSettings
+from worker.config import WorkerSettings
 
 ROOT = Path(__file__).parents[4]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -70,17 +73,98 @@ def test_the_job_has_nothing_that_kuberay_refuses_of_one_with_a_cluster_selector
     assert spec.get("submissionMode") != "SidecarMode"
 
 
-def test_pods_run_without_root_as_the_user_of_the_image():
-    """By number, for Kubernetes cannot tell whether a name is root's."""
-    users = set(re.findall(r"^USER (.+)$", DOCKERFILE, re.MULTILINE))
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and spec of each pod that the manifests describe."""
     spec = manifest("raycluster")["spec"]
-    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-        pod = group["template"]["spec"]
-        assert pod["securityContext"]["runAsNonRoot"] is True
-        assert {str(pod["securityContext"]["runAsUser"])} == users
-        for container in pod["containers"]:
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False
-            assert container["imagePullPolicy"] == "IfNotPresent", "an image that was built here is in no registry"
+    yield "head", spec["headGroupSpec"]["template"]["spec"]
+    for group in spec["workerGroupSpecs"]:
+        yield group["groupName"], group["template"]["spec"]
+    yield "submitter", manifest("rayjob")["spec"]["submitterPodTemplate"]["spec"]
+
+
+@pytest.mark.parametrize(("name", "pod"), list(pods()))
+def test_namespaces_with_the_restricted_pod_security_standard_take_every_pod(name, pod):
+    """Its user by number, for Kubernetes cannot tell whether a name is root's."""
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert {str(pod["securityContext"]["runAsUser"])} == set(re.findall(r"^USER (.+)$", DOCKERFILE, re.MULTILINE))
+    containers = [each["securityContext"] for each in pod["containers"]]
+    if name == "head":  # where KubeRay puts Ray's autoscaler, too
+        containers.append(manifest("raycluster")["spec"]["autoscalerOptions"]["securityContext"])
+    assert containers == [{"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}] * len(containers)
+
+
+@pytest.mark.parametrize(("name", "pod"), list(pods()))
+def test_pods_hold_what_they_ask_for_and_only_the_autoscaler_may_ask_kubernetes(name, pod):
+    for container in pod["containers"]:
+        assert container["imagePullPolicy"] == "IfNotPresent", "an image that was built here is in no registry"
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys() & container["resources"]["limits"].keys()
+    assert pod.get("automountServiceAccountToken", True) is (name == "head")
+
+
+def pre_stop(pod: dict[str, Any]) -> tuple[str, float]:
+    """What a pod runs before it ends, and how long it waits for it."""
+    (container,) = pod["containers"]
+    *_, command = container["lifecycle"]["preStop"]["exec"]["command"]
+    (timeout_s,) = re.findall(r" --timeout (\d+) ", command)
+    return command, float(timeout_s)
+
+
+COMMAND_S = 15.0
+"""In which `radixfleet fleet` has started and given its order, and after it the supervisor ends the member."""
+
+
+def test_a_worker_s_pod_gives_its_requests_the_time_that_the_fleet_gives_them():
+    (group,) = manifest("raycluster")["spec"]["workerGroupSpecs"]
+    pod = group["template"]["spec"]
+    command, timeout_s = pre_stop(pod)
+    assert "fleet drain --node $POD_IP " in command
+    assert "POD_IP" in {each["name"] for each in pod["containers"][0]["env"]}
+    given = read_spec(FOLDER / "fleet.yaml").models["demo"].settings
+    grace_s = given.get("drain_grace_s", WorkerSettings.model_fields["drain_grace_s"].default)
+    assert timeout_s >= COMMAND_S + 2 * PATIENCE_S + grace_s + COMMAND_S
+    assert pod["terminationGracePeriodSeconds"] >= timeout_s + COMMAND_S
+
+
+def test_the_head_s_pod_lets_the_running_requests_of_all_routers_end():
+    spec = read_spec(FOLDER / "fleet.yaml")
+    pod = manifest("raycluster")["spec"]["headGroupSpec"]["template"]["spec"]
+    command, timeout_s = pre_stop(pod)
+    assert re.findall(r"router-\d+", command) == [f"router-{index}" for index in range(spec.routers.count)]
+    grace_s = spec.routers.settings.get("drain_grace_s", RouterSettings.model_fields["drain_grace_s"].default)
+    assert timeout_s >= grace_s + COMMAND_S
+    assert pod["terminationGracePeriodSeconds"] > timeout_s
+
+
+def test_nodes_are_drained_without_the_last_worker_or_the_head():
+    cluster, budget = manifest("raycluster"), manifest("disruption")
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert type(budget["spec"]["minAvailable"]) is int, "a RayCluster has no scale subresource"
+    assert budget["spec"]["selector"]["matchLabels"] == {
+        "ray.io/cluster": cluster["metadata"]["name"],
+        "ray.io/group": group["groupName"],
+    }
+    kept = cluster["spec"]["headGroupSpec"]["template"]["metadata"]["annotations"]
+    assert kept == {
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        "karpenter.sh/do-not-disrupt": "true",
+    }
+
+
+def test_all_may_call_the_router_and_only_the_cluster_s_own_reach_ray():
+    cluster, policy = manifest("raycluster"), manifest("networkpolicy")["spec"]
+    own = {"ray.io/cluster": cluster["metadata"]["name"]}
+    assert policy["podSelector"] == {"matchLabels": own}
+    everyone = {port["port"] for rule in policy["ingress"] if "from" not in rule for port in rule["ports"]}
+    assert everyone == {port["targetPort"] for port in manifest("service")["spec"]["ports"]}
+    inside = next(rule["from"] for rule in policy["ingress"] if "ports" not in rule)
+    submitter = manifest("rayjob")["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+    assert [peer["podSelector"]["matchLabels"] for peer in inside if "namespaceSelector" not in peer] == [
+        own,
+        submitter,
+    ]
+    named = {port["name"] for port in cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]}
+    assert {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())} <= named
 
 
 def test_the_head_notices_lost_pods_as_fast_as_the_heads_of_the_cluster_files():
