@@ -83,7 +83,7 @@ def _held_port(host: str, port: int) -> Iterator[int]:
 
 
 class _Supervisor:
-    """Of the processes of one router."""
+    """Starts, watches and replaces the processes of one router."""
 
     def __init__(self, settings: RouterSettings, folder: Path) -> None:
         self._settings = settings

@@ -89,7 +89,7 @@ class EngineSpeaker:
         return self._words.lacks
 
     async def info(self) -> worker_pb2.WorkerInfo:
-        """Asked anew when the engine may be another one."""
+        """What the engine tells of itself. Asked again whenever another one may listen there."""
         with self._noting_loss():
             return await self._told()
 

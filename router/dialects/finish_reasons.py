@@ -48,5 +48,5 @@ def finish_reason(told: str) -> FinishReason:
 
 @lru_cache(maxsize=256)
 def _warn(told: str) -> None:
-    """Once for each word."""
+    """Warn once of each unknown word."""
     _log.warning("an engine ended an answer for an unknown reason, which is taken for stop", finish_reason=told)

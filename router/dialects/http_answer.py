@@ -54,7 +54,7 @@ class _Call:
     arguments: str = ""
 
     def text(self) -> str:
-        """As models write it."""
+        """The call as models write it, for the text of an answer."""
         try:
             arguments: Any = msgspec.json.decode(self.arguments or "{}")
         except (msgspec.DecodeError, RecursionError):
@@ -64,7 +64,7 @@ class _Call:
 
     @property
     def is_whole(self) -> bool:
-        """Its arguments have an end."""
+        """Whether its arguments are complete JSON."""
         try:
             msgspec.json.decode(self.arguments)
         except (msgspec.DecodeError, RecursionError):
@@ -78,7 +78,7 @@ class _Choice:
 
     num_tokens: int = 0
     num_ids: int = 0
-    """Of them, those whose ids were told."""
+    """The part of `num_tokens` whose ids were told."""
     num_pieces: int = 0
     num_characters: int = 0
     is_thinking: bool = False
@@ -281,7 +281,7 @@ def _most(measure: tuple[int, int], tokens: int) -> int:
 
 
 def _characters(piece: ChoicePiece) -> int:
-    """Of text, and of what becomes text at the end."""
+    """The characters of a piece: its text, and what becomes text at the end."""
     message = piece.delta or piece.message
     if message is None:
         return len(piece.text or "")

@@ -49,7 +49,7 @@ _log = structlog.get_logger("radixfleet.router.dialects")
 
 
 class _Model(msgspec.Struct):
-    """Of the list of models."""
+    """One model in the answer of /v1/models."""
 
     id: str
     owned_by: str | None = None
@@ -110,7 +110,7 @@ class HttpSpeaker:
         return self._kind.lacks
 
     async def info(self) -> worker_pb2.WorkerInfo:
-        """Asked anew when the engine may be another one."""
+        """What the engine tells of itself. Asked again whenever another one may listen there."""
         status, body = await self._http.get(f"{self._address.base}/models", self._timeout_s)
         if status >= 500:
             raise Unreachable(f"it is not ready: {error_message(body, f'status {status}')}")

@@ -36,7 +36,7 @@ class ToolCallPiece(msgspec.Struct):
 
 
 class MessagePiece(msgspec.Struct):
-    """Of a chat: what is new, or the whole of it."""
+    """A chat's message: what is new in it, or the whole of it."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -46,7 +46,7 @@ class MessagePiece(msgspec.Struct):
 
 
 class ChoicePiece(msgspec.Struct):
-    """Of one completion."""
+    """What an event or an answer has of one completion."""
 
     index: int = 0
     text: str | None = None
@@ -62,7 +62,7 @@ class ChoicePiece(msgspec.Struct):
 
 
 class CachedTokens(msgspec.Struct):
-    """Of a prompt."""
+    """The part of a usage that says how much of the prompt was cached."""
 
     cached_tokens: Number = None
 
@@ -92,11 +92,11 @@ class Event(msgspec.Struct):
     error: Any = None
     object: str | None = None
     message: Any = None
-    """Of an error, in the form of engines that write no `error` around it,"""
+    """The text of an error, from engines that write no `error` around it."""
     code: Any = None
-    """as is its status."""
+    """The status of such an error."""
     type: Any = None
-    """And its kind."""
+    """The kind of the error."""
 
 
 _DECODER = msgspec.json.Decoder(Event)

@@ -55,7 +55,7 @@ class Kind:
 
     name: str
     knows: frozenset[str]
-    """Of `needs.WORDS`, what it can do."""
+    """What the engine can do, in words of `needs.WORDS`."""
     fields: Mapping[str, str]
     """Our sampling parameters that OpenAI does not have: the engine's names for them."""
     penalty_span: str | None = None

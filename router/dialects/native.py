@@ -30,7 +30,7 @@ class NativeSpeaker:
             return await self._stub.GetInfo(worker_pb2.GetInfoRequest())
 
     async def tokenizer(self) -> bytes:
-        """In chunks."""
+        """The worker's tokenizer files, which come in chunks."""
         pieces: list[bytes] = []
         size = 0
         stream = self._stub.GetTokenizer(worker_pb2.GetTokenizerRequest())
@@ -48,7 +48,7 @@ class NativeSpeaker:
             stream.cancel()
 
     async def states(self) -> AsyncGenerator[State, None]:
-        """Its own stream."""
+        """What the worker reports on its stream of states."""
         stream = self._stub.WatchState(worker_pb2.WatchStateRequest(watcher="router"))
         try:
             while True:
@@ -60,9 +60,9 @@ class NativeSpeaker:
             stream.cancel()
 
     async def drain(self, grace_s: float | None) -> worker_pb2.DrainResponse:
-        """It drains by itself."""
+        """Have the worker drain; it does so by itself."""
         return await self._stub.Drain(worker_pb2.DrainRequest(grace_s=grace_s))
 
     async def resume(self) -> None:
-        """So does it take up work again."""
+        """Have the worker take up work again."""
         await self._stub.Resume(worker_pb2.ResumeRequest())

@@ -41,7 +41,7 @@ class Part:
     prompt_logprobs: Any = None
     """InputLogProbs."""
     reason: str = ""
-    """Of the completion's end; empty before it."""
+    """Why the completion ended; empty before it has."""
     matched_token_id: int | None = None
 
 
@@ -54,7 +54,7 @@ class Words(Protocol):
     """What it has no word for, of `needs.WORDS`."""
 
     def stub(self, channel: grpc.aio.Channel) -> Any:
-        """Of the engine's service."""
+        """The gRPC stub of the engine's service."""
         ...
 
     def request(self, request_id: str, token_ids: Sequence[int], sampling: SamplingParams) -> Any:

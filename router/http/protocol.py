@@ -35,7 +35,7 @@ MAX_HEAD_BYTES = 64 * 1024
 
 
 class _AnyLength(int):
-    """Of an answer: never too long, nor too short."""
+    """A length of an answer that is never too long, nor too short."""
 
     def __lt__(self, _: object) -> bool:
         return False
@@ -56,7 +56,7 @@ class CarefulProtocol(HttpToolsProtocol):
     rest_s = REST_S
     stall_s = STALL_S
     _deadline: asyncio.TimerHandle | None = None
-    """Of a head."""
+    """Ends the wait for a request's head."""
     _rest: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
     _head_bytes = 0
@@ -138,7 +138,7 @@ class CarefulProtocol(HttpToolsProtocol):
         self._stall = self.loop.call_later(self.stall_s, self._give_up)
 
     def resume_writing(self) -> None:
-        """It has read on."""
+        """The client reads again."""
         super().resume_writing()
         self._end_stall()
 

@@ -29,11 +29,11 @@ class Stretch:
     since_s: float
     """When the first of the leases came without which the blocks would have been free since."""
     blocks: list[int]
-    """They themselves."""
+    """The blocks of the stretch, in order."""
 
 
 class Holds:
-    """See the module."""
+    """What is held of one worker's blocks: see the module."""
 
     def __init__(self) -> None:
         self.leased: dict[int, Stretch] = {}
@@ -81,7 +81,7 @@ class Holds:
         self._foreign.update(block for block in blocks if block not in self.leased)
 
     def come_no_more(self, blocks: list[int]) -> None:
-        """It has computed them, or never will."""
+        """These blocks are coming no longer: they were computed, or never will be."""
         if self.coming:
             for block in blocks:
                 self.coming.pop(block, None)

@@ -17,10 +17,10 @@ class Pauses:
         """`random`: spreads a fleet's questions."""
         self._random = random
         self._losses = 0
-        """In a row."""
+        """Losses in a row."""
 
     def next_s(self, connected_s: float) -> float:
-        """After a loss. `connected_s`: how long the connection had held; 0 when there was none."""
+        """How long to wait after a loss. `connected_s`: how long the connection had held; 0 when there was none."""
         self._losses = 1 if connected_s >= LASTING_S else self._losses + 1
         if self._losses == 1:
             return 0.0

@@ -13,7 +13,7 @@ _PARTS = 4
 
 
 class Silence:
-    """Of one stream, while `limited_silence` holds."""
+    """How long one stream has been silent, while `limited_silence` holds."""
 
     def __init__(self, timeout_s: float, timeout: asyncio.Timeout) -> None:
         self._part_s = timeout_s / _PARTS

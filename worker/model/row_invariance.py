@@ -49,7 +49,7 @@ class RowInvariantBackend:
 
     @property
     def shares_weight(self) -> bool:
-        """As the other backend."""
+        """Whether the backend within shares the weight."""
         return self._inner.shares_weight
 
     def prepare(self, weight: Tensor, bias: Tensor | None) -> Linear:

@@ -37,7 +37,7 @@ class ComputerParts:
     page_size: int
     is_deterministic: bool
     kernels: Kernels | None
-    """In C, for a CPU."""
+    """The kernels in C; None where they are not used."""
     computes_whole_steps: bool
     """The kernels compute all layers of a step in one call."""
     attention: AttentionBackend

@@ -42,10 +42,10 @@ class _Row:
 
 @dataclass(slots=True)
 class Masks:
-    """Of one step, being computed."""
+    """The masks of one step, which are being computed."""
 
     indices: list[int]
-    """Of the rows in the batch."""
+    """Indices in the batch of the rows that have a grammar."""
     words: Words
     """[len(indices), words]"""
     work: list[Future[None]]

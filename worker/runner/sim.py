@@ -120,7 +120,7 @@ class SimRunner:
         )
         self._last_step = 0
         self._results: deque[StepResult] = deque()
-        """Of steps handed over, until they are collected."""
+        """Results of steps that were handed over and not collected yet."""
         self._device_free_s = 0.0
         """When the last step handed over ends."""
 
@@ -192,7 +192,7 @@ class SimRunner:
         )
 
     def time_left_s(self) -> float:
-        """Until the oldest step that was not collected ends."""
+        """Seconds until the oldest step that was not collected ends."""
         return max(0.0, self._results[0].ended_s - self._clock.now())
 
     def collect(self) -> StepResult:

@@ -37,15 +37,15 @@ class Mark(Protocol):
     """A place in the stream."""
 
     def is_past(self) -> bool:
-        """The device has come by. Never waits."""
+        """Whether the device has passed the place. Never waits."""
         ...
 
     def wait(self) -> None:
-        """Until it has."""
+        """Wait until the device has passed it."""
         ...
 
     def passed_s(self) -> float:
-        """When it did, on the clock that processes share. Asked when it is past, in the order of the stream."""
+        """When the device passed it, in seconds on the clock that processes share. Asked when it is past, in the order of the stream."""
         ...
 
 

@@ -103,11 +103,11 @@ class Lifecycle:
         self._fail(request, "RESOURCE_EXHAUSTED", advise(Stage.KV_FULL, shortage).text)
 
     def give_up(self, request: Request, advice: Advice) -> None:
-        """It does not run even alone."""
+        """Fail a request for which there is no memory even when it runs alone."""
         self._fail(request, "RESOURCE_EXHAUSTED", f"the request does not run even alone, token by token. {advice.text}")
 
     def retract(self, victim: Request) -> None:
-        """It goes back to the queue, once its launched steps have settled, and is continued later."""
+        """Send a request back to the queue, once its launched steps have settled; it is continued later."""
         self._counters.retractions += 1
         victim.state = State.RETRACTED
         self._leave(victim)

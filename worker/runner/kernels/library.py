@@ -187,5 +187,5 @@ class Kernels:
 
     @property
     def have_vectors(self) -> bool:
-        """They compute by vector instructions."""
+        """Whether the kernels compute by vector instructions."""
         return bool(self.library.rf_have_vectors())
