@@ -85,9 +85,11 @@ class WorkerRegistry:
 
     async def close(self) -> None:
         """Leave all workers alone; what still runs on their channels breaks off."""
-        for address in tuple(self._connections):
+        while self._connections:  # one may be removed, or come, meanwhile
+            address = next(iter(self._connections))
+            connection = self._connections.pop(address)
             await _cancelled(self._tasks.pop(address))
-            await self._connections.pop(address).close()
+            await connection.close()
         for task in tuple(self._leaving):
             await _cancelled(task)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -125,6 +126,17 @@ async def test_news_of_a_removed_worker_is_not_of_its_successor() -> None:
         fleet.add(ADDRESSES[0], "w0")
         fleet.registry.resumed(old)
         assert ADDRESSES[0] in fleet.registry._kinds, "else its tokenizer is dropped"
+
+
+async def test_a_registry_that_closes_minds_no_worker_that_is_removed_meanwhile() -> None:
+    """As one is that has moved, when the other address is lost in that moment."""
+    async with told() as fleet:
+        fleet.add(ADDRESSES[0], "w0")
+        removed = fleet.add(ADDRESSES[1], "w1")
+        asyncio.get_running_loop().call_soon(lambda: fleet.registry.remove(fleet.registry.get("w1")))
+    assert removed.removed
+    assert fleet.addresses() == []
+    assert not fleet.registry._leaving
 
 
 async def test_workers_without_a_name_are_no_doubles() -> None:
