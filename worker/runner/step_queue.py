@@ -45,7 +45,7 @@ class Mark(Protocol):
         ...
 
     def passed_s(self) -> float:
-        """When the device passed it, in seconds on the clock that processes share. Asked when it is past, in the order of the stream."""
+        """When the device passed it, by the clock that processes share. Asked once it is past, in stream order."""
         ...
 
 
