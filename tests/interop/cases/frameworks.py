@@ -32,7 +32,8 @@ def _case(name: str, what: str) -> Case:
 
 CASES = (
     _case(
-        "openai-agents", "an agent whole and streamed; a tool that must be called; a typed answer (chat completions)"
+        "openai-agents",
+        "an agent whole and streamed; a tool that must be called; a typed answer; by both of OpenAI's APIs",
     ),
     _case("pydantic-ai", "text whole and streamed; typed answers by a tool and by a schema"),
     _case(

@@ -53,6 +53,17 @@ def _asked(url: str) -> None:
     message = json.loads(_post(url, "/v1/messages", asked))
     if message["usage"]["output_tokens"] != 12:
         raise Failed(f"a message in Anthropic's form: {message}")
+    question = {
+        "model": "tiny",
+        "input": "Tell me about the weather in Paris.",
+        "max_output_tokens": 16,
+    }  # or more, for LiteLLM
+    response = json.loads(_post(url, "/v1/responses", question))
+    if response["usage"]["output_tokens"] != 16 or response["status"] != "incomplete":
+        raise Failed(f"a response: {response}")
+    told = _post(url, "/v1/responses", {**question, "stream": True})
+    if "response.output_text.delta" not in told or "response.incomplete" not in told:
+        raise Failed(f"a streamed response: {told[:2000]}")
 
 
 def _answers(url: str) -> bool:
@@ -76,6 +87,9 @@ def _post(url: str, path: str, body: Mapping[str, Any]) -> str:
 
 CASES = (
     Case(
-        "litellm", f"LiteLLM {_VERSION}", "its proxy: chats, streams, a demanded call, Anthropic's messages", _litellm
+        "litellm",
+        f"LiteLLM {_VERSION}",
+        "its proxy: chats, streams, a demanded call, Anthropic's messages, responses",
+        _litellm,
     ),
 )

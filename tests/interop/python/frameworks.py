@@ -35,15 +35,19 @@ def openai_agents() -> None:
     client = openai.AsyncOpenAI(base_url=URL, api_key=KEY)
     settings = agents.ModelSettings(max_tokens=TOKENS, temperature=0)
 
-    def agent(model: str, **options) -> agents.Agent:
-        chat = agents.OpenAIChatCompletionsModel(model=model, openai_client=client)
-        return agents.Agent(name="agent", model=chat, **({"model_settings": settings} | options))
+    async def ask(api: type[agents.Model]) -> None:
+        def agent(model: str, **options) -> agents.Agent:
+            used = api(model=model, openai_client=client)
+            return agents.Agent(name="agent", model=used, **({"model_settings": settings} | options))
 
-    async def ask() -> None:
-        whole = (await agents.Runner.run(agent(SIMULATED), QUESTION)).final_output
-        streamed = agents.Runner.run_streamed(agent(SIMULATED), QUESTION)
+        # An answer that its limit cuts is an error to agents that use Responses: this one ends by itself.
+        ends = agents.ModelSettings(temperature=0, extra_body={"structured_outputs": {"regex": "[a-z]{30}"}})
+        speaker = agent(COMPUTED, model_settings=ends)
+        whole = (await agents.Runner.run(speaker, QUESTION)).final_output
+        streamed = agents.Runner.run_streamed(speaker, QUESTION)
         async for _ in streamed.stream_events():
             pass
+        assert len(whole) == 30
         assert whole == streamed.final_output
         demanded = agents.ModelSettings(
             max_tokens=TOKENS, temperature=0, tool_choice="required", parallel_tool_calls=False
@@ -56,9 +60,14 @@ def openai_agents() -> None:
                     pass
             assert result.final_output.startswith("sunny in ")
         typed = agent(COMPUTED, output_type=Weather)
-        assert isinstance((await agents.Runner.run(typed, QUESTION)).final_output, Weather)
+        for asked in (QUESTION, result.to_input_list()):  # also behind the call, and what it returned
+            assert isinstance((await agents.Runner.run(typed, asked)).final_output, Weather)
 
-    asyncio.run(ask())
+    async def both() -> None:
+        for api in (agents.OpenAIChatCompletionsModel, agents.OpenAIResponsesModel):
+            await ask(api)
+
+    asyncio.run(both())
 
 
 def pydantic_ai() -> None:
