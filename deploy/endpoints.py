@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 
 import click
 
-from radixfleet.address import is_host_port, is_loopback
+from radixfleet.address import DEFAULT_PORT, is_loopback, server_address
 from radixfleet.endpoint import Endpoint
 from radixfleet.tls import ClientTls
 from radixfleet.watched_file import read_file
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-DEFAULT_PORT = 7070
 DEFAULT_ENDPOINT = f"127.0.0.1:{DEFAULT_PORT}"
 
 
@@ -42,7 +41,7 @@ def endpoint_option(command: Command) -> Command:
     ) -> Any:
         tls = _tls(tls_ca, tls_cert, tls_key, tls_peer_name)
         key = _key(api_key)
-        if key is not None and tls is None and not is_loopback(endpoint.rpartition(":")[0].strip("[]")):
+        if key is not None and tls is None and not is_loopback(_host(endpoint)):
             click.echo(f"warning: the key goes to {endpoint} unencrypted; use --tls-ca", err=True)
         return command(*args, endpoint=Endpoint(endpoint, tls, key), **kwargs)
 
@@ -52,10 +51,17 @@ def endpoint_option(command: Command) -> Command:
     return decorated  # type: ignore[no-any-return]  # click's decorators keep the type, and the stubs do not
 
 
+def _host(address: str) -> str:
+    return (
+        "localhost" if address.startswith("unix:") else address.removeprefix("dns:///").rpartition(":")[0].strip("[]")
+    )
+
+
 def _check_endpoint(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not is_host_port(value.removeprefix("dns:///")):  # as gRPC spells names, in Kubernetes above all
-        raise click.BadParameter(f"must be host:port (IPv6: [host]:port), with a port from 1 to 65535; got {value!r}")
-    return value
+    try:
+        return server_address(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 _FILE = click.Path(dir_okay=False, path_type=Path)

@@ -107,16 +107,24 @@ def given(options: dict[str, Any]) -> RequestOptions:
 def read_prompt(
     prompt: str | None, prompt_file: Path | None, system: str | None, *, raw: bool
 ) -> str | list[dict[str, str]]:
-    """The prompt in the form to send. Raises UsageError when there is none, or two."""
+    """The prompt in the form to send. Raises UsageError when there is none, an empty one, or two."""
     if (prompt is None) == (prompt_file is None):
         raise click.UsageError("give the prompt: TEXT, or --prompt-file FILE (- reads standard input)")
     if raw and system is not None:
         raise click.UsageError("--system belongs to --chat")
     text = prompt if prompt is not None else _read(prompt_file)
+    if not text:
+        raise click.UsageError(_nothing_to_send(prompt_file))
     if raw:
         return text
     messages = [{"role": "system", "content": system}] if system is not None else []
     return [*messages, {"role": "user", "content": text}]
+
+
+def _nothing_to_send(path: Path | None) -> str:
+    if path is None:
+        return "the prompt is empty: there is nothing to send"
+    return f"{'standard input' if str(path) == '-' else path} is empty: there is no prompt to send"
 
 
 def write_text(text: str) -> None:

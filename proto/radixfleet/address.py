@@ -10,6 +10,9 @@ from pathlib import Path
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  recognised, not bound to
 
+DEFAULT_PORT = 7070
+"""The router's, for gRPC."""
+
 _HOST_PORT = re.compile(r"(\[[\w.:%-]{2,253}\]|[\w.-]{1,253}):(\d{1,5})", re.ASCII)
 """A name in the DNS has at most 253 characters (RFC 1035)."""
 
@@ -18,6 +21,27 @@ def is_host_port(text: str) -> bool:
     """Whether this is an address to call: host:port, with IPv6 in brackets, and a port from 1 to 65535."""
     match = _HOST_PORT.fullmatch(text)
     return match is not None and 1 <= int(match.group(2)) <= 65535
+
+
+def server_address(text: str) -> str:
+    """What gRPC dials for `text`, as people write it: host:port, or a host alone, which means the router's port.
+
+    `dns:///host:port`, as gRPC spells names (in Kubernetes above all), and `unix:PATH` are taken too.
+    Raises ValueError, which says what to write.
+    """
+    if text.startswith("unix:"):
+        return text
+    place = text.removeprefix("dns:///")
+    if "://" in place:
+        raise ValueError(
+            f"write host:port, with the router's gRPC port ({DEFAULT_PORT}), not a URL "
+            f"({DEFAULT_PORT + 2} is its port for HTTP); got {text!r}"
+        )
+    if is_host_port(place):
+        return text
+    if not place.isdecimal() and is_host_port(f"{place}:{DEFAULT_PORT}"):
+        return f"{text}:{DEFAULT_PORT}"
+    raise ValueError(f"write host:port (IPv6: [host]:port), with a port from 1 to 65535; got {text!r}")
 
 
 def is_wildcard(host: str) -> bool:

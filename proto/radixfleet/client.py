@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from random import Random
 from types import TracebackType
 from typing import Any, TypeVar, Unpack
@@ -25,6 +26,7 @@ import numpy as np
 from google.protobuf.message import Message
 
 from radixfleet import convert, heard, watched_fleet
+from radixfleet.address import server_address
 from radixfleet.answers import (
     Completion,
     Delta,
@@ -71,14 +73,16 @@ class Client:
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
-        """`target`: host:port, or an Endpoint where TLS or a key is needed.
+        """`target`: host:port (a host alone: port 7070), or an Endpoint where TLS or a key is needed.
 
-        `timeout_s`: for calls that are given none; None waits forever. Raises UnusableFile when the endpoint's
-        certificates cannot be read, RuntimeError where no event loop runs, as calls do on another loop.
+        `timeout_s`: for calls that are given none; None waits forever. Raises ValueError for what is no
+        address, UnusableFile when the endpoint's certificates cannot be read, and RuntimeError where no event loop
+        runs, as calls do on another loop.
         """
         self._loop = asyncio.get_running_loop()
-        self._address = as_endpoint(target).address
-        self._channel = open_channel(target)
+        endpoint = as_endpoint(target)
+        self._address = server_address(endpoint.address)
+        self._channel = open_channel(replace(endpoint, address=self._address))
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._fleet = fleet_pb2_grpc.FleetStub(self._channel)
         self._worker = worker_pb2_grpc.WorkerStub(self._channel)

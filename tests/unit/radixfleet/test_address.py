@@ -1,8 +1,10 @@
 """How servers are called, and how their addresses are published."""
 
+import re
+
 import pytest
 
-from radixfleet.address import is_host_port, is_wildcard, local_address, publish, withdraw
+from radixfleet.address import is_host_port, is_wildcard, local_address, publish, server_address, withdraw
 from radixfleet.os_errors import reason_of
 
 
@@ -18,6 +20,47 @@ from radixfleet.os_errors import reason_of
 )
 def test_local_address(host, address):
     assert local_address(host, 7) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("gpu-3:80", "gpu-3:80"),
+        ("127.0.0.1", "127.0.0.1:7070"),
+        ("localhost", "localhost:7070"),
+        ("[::1]", "[::1]:7070"),
+        ("[::1]:9", "[::1]:9"),
+        ("dns:///router.fleet.svc:7070", "dns:///router.fleet.svc:7070"),
+        ("dns:///router", "dns:///router:7070"),
+        ("unix:/run/router.sock", "unix:/run/router.sock"),
+    ],
+)
+def test_a_server_is_called_at_its_address_with_the_routers_port_where_none_is_given(text, address):
+    assert server_address(text) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "write host:port"),
+        (" ", "write host:port"),
+        ("7070", "write host:port"),
+        (":7070", "write host:port"),
+        ("a:", "write host:port"),
+        ("a:0", "1 to 65535"),
+        ("a:99999", "1 to 65535"),
+        ("a:b", "write host:port"),
+        ("::1", "[host]:port"),
+        ("a:1/v1", "write host:port"),
+        ("http://10.0.0.1:7072/v1", "the router's gRPC port (7070), not a URL (7072 is its port for HTTP)"),
+        ("https://10.0.0.1", "not a URL"),
+        ("grpc://10.0.0.1:7070", "not a URL"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_what_to_write(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        server_address(text)
+    assert repr(text) in str(caught.value)
 
 
 def test_only_wildcards_are_wildcards():

@@ -12,6 +12,7 @@ import pytest
 
 from radixfleet.answers import Delta, Finished, PromptLogprobs, Started
 from radixfleet.client import Client
+from radixfleet.endpoint import Endpoint
 from radixfleet.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -473,3 +474,9 @@ async def test_closing_the_client_ends_what_runs():
         with pytest.raises(Cancelled, match="closed"):
             await anext(events)
     assert fake.outcomes == ["cancelled"]
+
+
+@pytest.mark.parametrize("target", ["", "http://127.0.0.1:7072", Endpoint("a:b")])
+async def test_what_is_no_address_is_refused_at_once(target):
+    with pytest.raises(ValueError, match="write host:port"):
+        Client(target)
