@@ -9,8 +9,8 @@ One task a worker, which gives up only where a worker that kept registering has 
 
 A worker is connected from the first update of a state stream until the stream breaks or stays silent for
 `heartbeat_timeout_s`. A stream that breaks ends no request: those have calls of their own on the same channel. Silence
-ends them: a worker that tells nothing computes nothing. Other engines may be too busy to answer questions, and are left
-to finish.
+ends them: a worker that tells nothing computes nothing. One that is late with an answer may be busy: it is left to
+finish unless it has told nothing for as long, and other engines always are.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ _log = structlog.get_logger("radixfleet.router.workers")
 
 class _Lost(Exception):
     """The state stream is over."""
+
+
+class _Unanswered(Exception):
+    """A question about itself was not answered in time."""
 
 
 class WorkerConnection:
@@ -100,7 +104,7 @@ class WorkerConnection:
                     await self._ask()
                     await self._follow()
                     await asyncio.sleep(_RESYNC_PAUSE_S)
-            except (grpc.aio.AioRpcError, Unreachable, TimeoutError, ValueError, _Lost) as error:
+            except (grpc.aio.AioRpcError, Unreachable, TimeoutError, ValueError, _Lost, _Unanswered) as error:
                 pause_s = self._lost(error)
             except Exception as error:  # noqa: BLE001  whatever it is: without this task the worker is never found again
                 _log.error("following a worker failed by a fault of ours", worker=self.state.name, exc_info=error)
@@ -170,11 +174,14 @@ class WorkerConnection:
 
     async def _ask(self) -> None:
         """Learn what the worker is, and have its tokenizer."""
-        speaker, info = await self._informed()
-        facts = _facts(info, speaker)
+        try:
+            speaker, info = await self._informed()
+            facts = _facts(info, speaker)
+            if facts.model.tokenizer_fingerprint:
+                await self._tokenizers.ensure(facts.model.tokenizer_fingerprint, speaker.tokenizer)
+        except TimeoutError:
+            raise _Unanswered("no answer in time") from None
         state = self.state
-        if facts.model.tokenizer_fingerprint:
-            await self._tokenizers.ensure(facts.model.tokenizer_fingerprint, speaker.tokenizer)
         if not facts.comparable_blocks and (state.facts is None or state.facts.comparable_blocks):
             _warn_of_blocks(facts)
         state.facts = facts
@@ -248,10 +255,17 @@ class WorkerConnection:
             self._sketch.lose_truth(state.slot)
             state.changed()
             self._changed()
-            if isinstance(error, TimeoutError) and state.is_native:
-                # Its connection is whole, so nothing else would tell the requests that it computes.
-                state.on_silence()
+        if state.is_native and self._is_hung(error):
+            # Its connection is whole, so nothing else would tell the requests that it computes.
+            state.on_silence()
         return pause_s
+
+    def _is_hung(self, error: Exception) -> bool:
+        """Whether it has told nothing for so long that it computes nothing."""
+        if isinstance(error, _Unanswered):
+            told_at_s = self.state.updated_at_s
+            return told_at_s is not None and self._clock.now() - told_at_s > self._settings.heartbeat_timeout_s
+        return isinstance(error, TimeoutError)
 
 
 def _http_speaker(address: str, around: Surroundings) -> Speaker:

@@ -14,6 +14,7 @@ import pytest
 from radixfleet.answers import Delta
 from radixfleet.counts import counted
 from radixfleet.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from radixfleet.types import WorkerStatus
 from router.workers.breaker import BreakerState
 from tests.support.cuttable_wire import CuttableWire
 from tests.support.fake_worker import Call, FakeWorker, Script
@@ -202,6 +203,39 @@ async def test_a_hung_worker_gets_nothing_until_it_speaks_again() -> None:
             assert (await fleet.client.complete("x" * 100)).started.worker_id == "w1"
         worker.speaks.set()
         await fleet.until_eligible("w0", "w1")
+
+
+@pytest.mark.parametrize("link", [True, False], ids=["link", "calls"])
+async def test_a_worker_that_is_late_with_an_answer_about_itself_keeps_its_requests(link: bool) -> None:
+    """It is asked when its status changes, as in a drain, and may be busy: what it computes was given up."""
+    end = asyncio.Event()
+    worker = fake_worker(script=lambda _: Script(before_finish=end))
+    async with running_fleet([worker], connect_timeout_s=0.3, heartbeat_timeout_s=60.0, link=link) as fleet:
+        answering = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=4))
+        await until(lambda: worker.calls and worker.calls[0].tokens_sent == 4)
+        worker.info_gate = asyncio.Event()
+        worker.status = WorkerStatus.DRAINING
+        worker.publish()
+        await until(lambda: not fleet.state(0).connected, "it is given up for now")
+        asked = worker.infos_asked
+        await until(lambda: worker.infos_asked > asked, "it is asked again")
+        assert not answering.done()
+        worker.info_gate.set()
+        end.set()
+        assert len((await answering).token_ids) == 4
+        await until(lambda: fleet.state(0).connected)
+
+
+async def test_a_worker_that_neither_answers_nor_tells_loses_its_requests() -> None:
+    worker = fake_worker(script=endless)
+    async with running_fleet([worker], connect_timeout_s=0.3, heartbeat_timeout_s=2.0, max_retries=0) as fleet:
+        lost = asyncio.create_task(tokens_until_lost(fleet))
+        await until(lambda: worker.calls and worker.calls[0].tokens_sent == 3)
+        worker.info_gate = asyncio.Event()
+        worker.status = WorkerStatus.DRAINING
+        worker.publish()
+        assert (await lost)[0] == 3
+        worker.info_gate.set()
 
 
 async def test_a_worker_that_does_not_answer_cannot_be_put_back_to_work() -> None:

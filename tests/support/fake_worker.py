@@ -85,6 +85,9 @@ class FakeWorker:
     """Load that requests of others make."""
     speaks: asyncio.Event = field(default_factory=lambda: set_event())
     """Cleared: sends no state, as a hung process would not."""
+    info_gate: asyncio.Event | None = None
+    """Questions what it is wait here."""
+    infos_asked: int = 0
     drain_gate: asyncio.Event | None = None
     resume_gate: asyncio.Event | None = None
     knows_links: bool = True
@@ -370,6 +373,8 @@ class _Worker(worker_pb2_grpc.WorkerServicer):
     async def GetInfo(
         self, request: worker_pb2.GetInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> worker_pb2.WorkerInfo:
+        self._worker.infos_asked += 1
+        await _pass(self._worker.info_gate)
         return self._worker.info()
 
     async def GetTokenizer(
