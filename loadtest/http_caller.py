@@ -176,6 +176,8 @@ async def served_models(session: aiohttp.ClientSession, url: str, key: str = "")
                 raise CallFailed(f"{response.status}: {_reason(await response.text())}")
             listed = msgspec.json.decode(await response.read(), type=_Listing).data
             return [ServedModel(each.id, each.max_model_len) for each in listed]
+    except aiohttp.ClientResponseError as error:  # gRPC begins with frames of HTTP/2, which help nobody in a message
+        raise CallFailed(f"UNAVAILABLE: {url} does not speak HTTP/1.1: is it the port of gRPC?") from error
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise CallFailed(f"UNAVAILABLE: {url} lists no models: {error or type(error).__name__}") from error
 

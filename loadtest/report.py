@@ -62,7 +62,7 @@ _FIGURES: Mapping[str, Callable[[Summary], str]] = {
     "output tokens/s": lambda s: number(s.output_tokens_per_s),
     "answered/s": lambda s: number(s.requests_per_s),
     "within the objective/s": lambda s: number(s.goodput),
-    "max/mean work": lambda s: f"{s.max_to_mean_work:.2f}",
+    "max/mean work": lambda s: "-" if s.max_to_mean_work is None else f"{s.max_to_mean_work:.2f}",
     "failed": lambda s: str(s.failed),
 }
 

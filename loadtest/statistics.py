@@ -117,9 +117,9 @@ class Summary:
     """Mean over the workers of the time in which they computed; None where it is not known."""
 
     @property
-    def max_to_mean_work(self) -> float:
-        """The most loaded worker's work over the mean; 1 is even."""
-        return max(self.work_shares) * len(self.work_shares) if self.work_shares else 0.0
+    def max_to_mean_work(self) -> float | None:
+        """The most loaded worker's work over the mean; 1 is even; None where no worker is known to have computed."""
+        return max(self.work_shares) * len(self.work_shares) if any(self.work_shares) else None
 
     @property
     def split(self) -> Split:

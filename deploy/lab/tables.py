@@ -57,7 +57,7 @@ def _throughput(summaries: Sequence[Summary]) -> Table:
             number(summary.steady_output_tokens_per_s),
             number(summary.requests_per_s),
             number(summary.goodput),
-            f"{summary.max_to_mean_work:.2f}",
+            "-" if summary.max_to_mean_work is None else f"{summary.max_to_mean_work:.2f}",
             "-" if summary.busy_share is None else f"{summary.busy_share:.2f}",
             str(summary.failed),
         )

@@ -6,6 +6,10 @@ Why each option is there:
   stream is silent, and clients ping far more often. The server's key has no "recv" in it; with "recv", gRPC ignores it
   without a word.
 - Keepalive of our own: a peer whose machine vanished is noticed within half a minute, and its requests are cancelled.
+  A foreign server that permits a ping in five minutes counts only those since it last sent anything on the connection,
+  and hangs up after a minute and a half. Engines do not hang up on a router, which asks for their state each second on
+  the same channel. A client's silent stream is ended where such a server stands between it and the router; gRPC then
+  doubles the time between pings until they suit.
 - Who connects and says nothing, or does not finish the handshake, is hung up on in a quarter of a minute, not two.
 - No SO_REUSEPORT unless processes share a port on purpose: a port that is taken is an error.
 - Reconnect within two seconds: a worker that comes back is found at once (the default backs off to two minutes).

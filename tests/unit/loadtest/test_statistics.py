@@ -134,6 +134,9 @@ class TestSummary:
         assert (summary.requests, summary.failed) == (3, 2)
         assert summary.ttft_s.p99 == pytest.approx(0.5)
 
+    def test_work_is_not_made_up_where_no_worker_is_told(self):
+        assert summarize(result([outcome(worker=-1)]), Objective()).max_to_mean_work is None
+
     def test_nothing_is_all_zero(self):
         summary = summarize(result([]), Objective())
-        assert (summary.requests, summary.hit_rate, summary.requests_per_s, summary.max_to_mean_work) == (0, 0, 0, 0)
+        assert (summary.requests, summary.hit_rate, summary.requests_per_s, summary.max_to_mean_work) == (0, 0, 0, None)

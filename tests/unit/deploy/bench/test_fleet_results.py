@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_the_tables_name_them(capsys: pytest.CaptureFixture[str]) -> None:
     heads = next(line for line in out.splitlines() if line.startswith("a second")).split()
     assert "answered" in heads
     assert "requests" not in heads
+
+
+def test_work_is_not_known_where_no_worker_is(capsys: pytest.CaptureFixture[str]) -> None:
+    one = run(0.0, 0.5)
+    one = dataclasses.replace(one, driven=Driven(result([outcome(0.0, worker=-1)]), 0.0, 0.0))
+    show(Demand("shared-prefix", 2), [one], [summarize(one.driven.result, Objective())])
+    lines = capsys.readouterr().out.splitlines()
+    place = next(place for place, line in enumerate(lines) if "max/mean" in line)
+    assert lines[place + 1].split()[-3] == "-", "before busy and failed"
 
 
 def test_figures_are_told_though_the_page_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

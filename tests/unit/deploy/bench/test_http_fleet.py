@@ -11,6 +11,8 @@ from aiohttp import web
 from deploy.bench.fleet import UnfitWorkload
 from deploy.bench.http_fleet import HttpFleet, survey_http
 from loadtest.callers import CallFailed
+from tests.support.fake_inference import FakeInference
+from tests.support.fake_inference import serving as grpc_serving
 
 BEHIND = {"vocab_size": 100, "kv_tokens": 4096, "num_workers": 2}
 
@@ -74,6 +76,13 @@ async def test_of_several_models_one_must_be_named() -> None:
         target, served = await survey_http(fleet, "b", **BEHIND)
     assert served.name == "b"
     assert target.max_context_tokens > 100_000, "not told: no bound"
+
+
+async def test_the_port_of_grpc_is_named_as_such() -> None:
+    async with grpc_serving(FakeInference()) as address:
+        with pytest.raises(CallFailed) as caught:
+            await survey_http(HttpFleet.named(f"http://{address}"), "", **BEHIND)
+    assert str(caught.value) == f"UNAVAILABLE: http://{address} does not speak HTTP/1.1: is it the port of gRPC?"
 
 
 @pytest.mark.parametrize(
