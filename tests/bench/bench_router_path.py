@@ -9,6 +9,17 @@ the way that requests take:
     link        client -> router -> worker, one stream for all requests
     look-aside  client asks the router (Fleet.Route), then worker
     routed      the same, asked over one stream (Fleet.RouteStream)
+    echo        the same as routed, from a server of grpc.aio that answers with a constant: the part that is not ours
+
+A router also follows its workers, which costs it CPU by the second and not by the request: here each tells something
+20 times a second. What a second without requests takes is printed at the end. One request at a time pays for all of
+the time that it takes, 32 at once for a share.
+
+Tried, and not worth it: writing answers from the task that reads, instead of waking one that writes (nothing);
+GRPC_POLL_STRATEGY=poll and gRPC's experiments pollset_alternative and event_engine_callback_cq (nothing). What does
+help is gRPC's older poller, GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener: one thread less between a
+message and the event loop, and a quarter less CPU for "echo". It is not the router's default, because gRPC is about to
+remove it, and then complains of the name.
 
 With --peers smg sglang-router, beside them, over HTTP, before workers that do as little:
 
@@ -59,7 +70,7 @@ from worker.model.tokenizer_files import load_tokenizer_spec
 
 LENGTHS = (500, 8_000, 64_000)
 ROUNDS = 6
-WAYS = ("calls", "link", "look-aside", "routed")
+WAYS = ("calls", "link", "look-aside", "routed", "echo")
 REQUESTS = {1: 30, 32: 128}
 """A round, by concurrency."""
 WHOLE = "whole"
@@ -84,6 +95,7 @@ WORDS = [
     "likewise",
 ]
 _START_S = 120.0
+_IDLE_S = 3.0
 
 Request: TypeAlias = inference_pb2.GenerateRequest
 Process: TypeAlias = tuple[psutil.Process, str]
@@ -331,6 +343,16 @@ async def bench(
         print("form   chars  at once answer way           first p50  all p50  all p99   added p50, p99  router CPU, us")
         for load in loads:
             await one_load(load, ways, tokenizer, rounds)
+        for way in ways:
+            if way.process is not None:
+                print(f"{way.name:13} without requests {await idle_us(way.process):8.0f} us a second", flush=True)
+
+
+async def idle_us(process: psutil.Process) -> float:
+    """CPU time that it takes in a second in which nobody asks anything."""
+    before_s = cpu_s(process)
+    await asyncio.sleep(_IDLE_S)
+    return (cpu_s(process) - before_s) / _IDLE_S * 1e6
 
 
 async def our_ways(stack: AsyncExitStack, folder: Path, wanted: Sequence[str], against: Path | None) -> list[Way]:
@@ -342,6 +364,12 @@ async def our_ways(stack: AsyncExitStack, folder: Path, wanted: Sequence[str], a
         workers[address] = inference_pb2_grpc.InferenceStub(await stack.enter_async_context(open_channel(address)))
     ways = [Way("direct", straight(next(iter(workers.values()))), "direct")]
     for name in wanted:
+        if name == "echo":
+            command = ("tests.bench.echo_router", str(folder / name), next(iter(workers)))
+            router, address = await stack.enter_async_context(process(folder / name, *command))
+            channel = await stack.enter_async_context(open_channel(address))
+            ways.append(Way(name, our_way("routed", channel, workers, stack), "direct", process=router))
+            continue
         for checkout in (None, against) if against else (None,):
             mark = "*" if checkout else ""
             switch = "--no-link" if name == "calls" else "--link"
