@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from worker.model.bounds import check_bounds, share
 from worker.model.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from worker.model.gguf_file import GgufFile
 
@@ -115,9 +116,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def config_from_directory(directory: Path) -> ModelConfig:
     """Reads config.json, and generation_config.json for further end-of-sequence tokens.
 
-    Raises ModelNotFound, BrokenModel (a field is missing) or UnsupportedModel.
+    Raises ModelNotFound, BrokenModel (a field is missing, or out of its bounds) or UnsupportedModel.
     """
-    raw = read_json(directory / "config.json")
+    path = directory / "config.json"
+    raw = read_json(path)
     architecture = next(iter(raw.get("architectures") or []), "none named")
     if architecture not in HF_ARCHITECTURES:
         raise UnsupportedModel(
@@ -130,18 +132,21 @@ def config_from_directory(directory: Path) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False)) and architecture != "MistralForCausalLM"
     try:
         num_heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        head_dim, num_kv_heads = raw.get("head_dim"), raw.get("num_key_value_heads")
+        if head_dim is None:
+            head_dim = share(path, ("hidden_size", hidden_size), ("num_attention_heads", num_heads))
         rope = _rope_parameters(raw, directory)
-        return ModelConfig(
+        config = ModelConfig(
             architecture=architecture,
             vocab_size=int(raw["vocab_size"]),
             hidden_size=hidden_size,
             intermediate_size=int(raw["intermediate_size"]),
             num_layers=int(raw["num_hidden_layers"]),
             num_heads=num_heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
+            num_kv_heads=num_heads if num_kv_heads is None else int(num_kv_heads),
+            head_dim=int(head_dim),
             rms_norm_eps=float(raw["rms_norm_eps"]),
-            rope_theta=float(rope.get("rope_theta") or 10_000.0),
+            rope_theta=float(rope.get("rope_theta", 10_000.0)),
             rope_scaling=_rope_scaling(rope, directory),
             max_context_tokens=_context_tokens(int(raw["max_position_embeddings"]), rope),
             sliding_window=_sliding_window(raw, architecture),
@@ -155,9 +160,11 @@ def config_from_directory(directory: Path) -> ModelConfig:
     except ModelError:
         raise
     except KeyError as error:
-        raise BrokenModel(f"{directory / 'config.json'} lacks the field {error}") from error
+        raise BrokenModel(f"{path} lacks the field {error}") from error
     except (TypeError, ValueError, OverflowError) as error:
-        raise BrokenModel(f"{directory / 'config.json'} has a field of the wrong type: {error}") from error
+        raise BrokenModel(f"{path} has a field of the wrong type: {error}") from error
+    check_bounds(config, path)
+    return config
 
 
 def _refuse_unsupported_fields(raw: dict[str, Any], directory: Path) -> None:
@@ -254,7 +261,7 @@ def _token_ids(vocab_size: int, *values: int | list[int] | None) -> tuple[int, .
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
-    """Read the metadata of a GGUF file. Raises BrokenModel (a key is missing) or UnsupportedModel."""
+    """Read the metadata of a GGUF file. Raises BrokenModel (a key is missing, or out of bounds) or UnsupportedModel."""
     architecture = file.metadata.get("general.architecture", "none named")
     if architecture not in GGUF_ARCHITECTURES:
         raise UnsupportedModel(
@@ -274,12 +281,14 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     except KeyError as error:
         raise BrokenModel(f"{file.path} lacks the tensor token_embd.weight") from error
     num_heads, hidden_size = field("attention.head_count"), field("embedding_length")
-    head_dim = field("attention.key_length", hidden_size // num_heads)
+    head_dim = field("attention.key_length", 0)
+    if not head_dim:
+        head_dim = share(file.path, ("embedding_length", hidden_size), ("attention.head_count", num_heads))
     if field("rope.dimension_count", head_dim) != head_dim or field("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel(
             f"{file.path}: a partial rotation, or values of another size than keys, is not supported"
         )
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -302,6 +311,8 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
             vocab_size, *(file.metadata.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         ),
     )
+    check_bounds(config, file.path, is_gguf=True)
+    return config
 
 
 def _gguf_field(file: GgufFile, architecture: str, name: str, default: Any = None) -> Any:
@@ -311,6 +322,8 @@ def _gguf_field(file: GgufFile, architecture: str, name: str, default: Any = Non
         raise BrokenModel(f"{file.path} lacks the metadata {architecture}.{name}")
     if isinstance(value, list):
         raise UnsupportedModel(f"{file.path}: {architecture}.{name} differs between layers, which is not supported")
+    if not isinstance(value, int | float):
+        raise BrokenModel(f"{file.path}: {architecture}.{name} is {value!r}, and must be a number")
     return value
 
 

@@ -258,3 +258,47 @@ def test_a_gguf_file_that_lacks_a_number_is_broken(tmp_path: Path) -> None:
     del file.metadata["llama.block_count"]
     with pytest.raises(BrokenModel, match=r"lacks the metadata llama\.block_count"):
         config_from_gguf(file)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, and must divide hidden_size"),
+        ({"num_attention_heads": 0, "head_dim": 16}, "num_attention_heads is 0, and must be a whole number from 1"),
+        ({"num_attention_heads": 7}, "num_attention_heads is 7, and must divide hidden_size, which is 64"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0, and must be a whole number from 1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, and must divide num_attention_heads, which is 4"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"vocab_size": -1}, "vocab_size is -1"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"head_dim": 15}, "head_dim is 15, and must be even"),
+        ({"head_dim": 0}, "head_dim is 0"),
+        ({"rope_theta": 0}, "rope_theta is 0, and must be a positive number"),
+        ({"rope_theta": -1e4}, "rope_theta is -10000"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, and must be a positive number"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused_by_name(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    dropped = () if "head_dim" in fields else ("head_dim",)
+    rope = {"rope_parameters": None} if "rope_theta" in fields else {}
+    with pytest.raises(BrokenModel, match=rf"config\.json: {message}"):
+        load_config(changed(tmp_path, drop=dropped, **fields, **rope))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("attention.head_count", 0, "attention.head_count is 0"),
+        ("attention.head_count_kv", 3, "attention.head_count_kv is 3, and must divide attention.head_count, which is"),
+        ("attention.layer_norm_rms_epsilon", float("nan"), "attention.layer_norm_rms_epsilon is nan"),
+        ("block_count", -2, "block_count is -2"),
+        ("rope.freq_base", 0.0, "rope.freq_base is 0, and must be a positive number"),
+        ("embedding_length", "64", "llama.embedding_length is '64', and must be a number"),
+    ],
+)
+def test_so_are_those_of_gguf_files(tmp_path: Path, name: str, value: object, message: str) -> None:
+    file = GgufFile(write_gguf(tiny_model(), tmp_path / "t.gguf"))
+    file.metadata |= {f"llama.{name}": value}
+    with pytest.raises(BrokenModel, match=message):
+        config_from_gguf(file)
