@@ -208,6 +208,9 @@ def shape(
     evenly: bool = True,
     always_half: bool = False,
     room: bool = True,
+    beside: float = 0,
+    beside_mean: float = 0,
+    idle_below: int = 32,
     name: str = "",
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
@@ -217,7 +220,9 @@ def shape(
     crowd, and without the minimum. `mean_queue`: Q' is the mean of the others, not what three of four have.
     `in_flight`, where it is not 0: Q counts i / (i + R') instead, with R' the mean of the requests in flight.
     `backlog_weight`: of Q'. `evenly` False: without the minimum. `always_half`: 2 in place of 1 + 8/i.
-    `room` False: Q without the KV tokens that must come free.
+    `room` False: Q without the KV tokens that must come free. `beside`: U (1 + B/10 + beside (R - r)), for a prefill
+    delays all that run there. `beside_mean`: U (1 + B/10 + beside_mean R/R'), R/R' 1.5 at most. `idle_below`: fewer in
+    flight than so many are idle, not 32.
     """
 
     def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
@@ -244,11 +249,15 @@ def shape(
         queue = waiting(request, worker)
         queues = sorted(waiting(request, each) for each in candidates)
         usual = (sum(queues) - queue) / max(1, count - 1) if mean_queue else queues[count // 4]
-        delayed = 2 if always_half else 1 + 8 / max(8, sum(map(_is_idle, candidates)))
+        delayed = 2 if always_half else 1 + 8 / max(8, sum(_is_idle(each, idle_below) for each in candidates))
         mean = sum(each.requests_in_flight for each in candidates) / count
-        more = worker.requests_in_flight + worker.places_short - min(each.requests_in_flight for each in candidates)
+        least = min(each.requests_in_flight for each in candidates)
+        more = worker.requests_in_flight + worker.places_short - least
+        price = 1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0)
+        price += beside * (worker.requests_in_flight - least)
+        price += beside_mean * min(1.5, worker.requests_in_flight / mean) if mean else 0.0
         return (
-            uncached(request, worker) * (1 + (place * min(1.5, worker.cache_fill / fill) if fill else 0.0))
+            uncached(request, worker) * price
             - BLOCK_TOKENS * (most - matched[worker.slot]) * paid_by_others(request, candidates, most, mean)
             + queue * (in_flight / (in_flight + mean) if in_flight else 1 / (delayed + backlog_weight * usual / tokens))
             + batch * tokens * (more / (32 + mean)) ** power
@@ -261,10 +270,11 @@ def shape(
     return Cheapest(name or f"R^{power}*{batch:g},{place:g}{users}{falls}", cost)
 
 
-def _is_idle(worker: WorkerView) -> bool:
-    """Nothing waits there, a request could run at once, and fewer run than make a step twice as long."""
+def _is_idle(worker: WorkerView, below: int) -> bool:
+    """Nothing waits there, a request could run at once, and fewer are in flight than `below`: 32 make a step twice as
+    long."""
     waits = worker.outstanding_prompt_tokens or worker.waiting_requests or worker.places_short
-    return not waits and worker.requests_in_flight < 32
+    return not waits and worker.requests_in_flight < below
 
 
 @dataclass(frozen=True)
@@ -330,6 +340,9 @@ CANDIDATES: Mapping[str, Policy] = _by_name(
     *(shape(main=0, mean_queue=True), shape(mean_queue=True), shape(main=0)),
     *(shape(moment_s=0), shape(moment_s=0.03), shape(crowd=1e9)),
     *(shape(crowd=1, steep=1, main=0), shape(crowd=3, main=0), shape(crowd=5, main=0)),
+    *(shape(beside=1 / n, name=f"beside_{n}") for n in (4, 8, 16, 32, 64, 128)),
+    *(shape(beside_mean=1 / n, name=f"beside_mean_{n}") for n in (10, 20)),
+    *(shape(idle_below=n, name=f"idle_below_{n}") for n in (4, 8, 16)),
     *(shape(by_holder=True), shape(by_holder=True, crowd=3), shape(by_holder=True, place=0.5)),
 )
 """By name: what lost to the default."""
