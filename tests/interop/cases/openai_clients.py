@@ -41,7 +41,7 @@ CASES = (
     Case(
         "openai-node",
         f"openai {_VERSIONS['openai']} for Node",
-        "models; chats and completions, whole and streamed; usage; n; log probabilities; errors; leaving",
+        "models; chats, completions and responses, whole and streamed; usage; n; log probabilities; errors; leaving",
         _openai,
         needs=("node", "npm"),
     ),

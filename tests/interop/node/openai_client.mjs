@@ -29,6 +29,16 @@ assert.ok(usage.prompt_tokens_details.cached_tokens >= 0);
 const runner = client.chat.completions.stream({ model: "tiny", messages, max_tokens: 12, temperature: 0 });
 assert.equal(await runner.finalContent(), text);
 
+const asked = { model: "tiny", input: messages, max_output_tokens: 12, temperature: 0 };
+const response = await client.responses.create(asked);
+assert.equal(response.output_text, text);
+assert.equal(response.incomplete_details.reason, "max_output_tokens");
+const types = [];
+for await (const event of await client.responses.create({ ...asked, stream: true })) types.push(event.type);
+assert.equal(types[0], "response.created");
+assert.equal(types.at(-1), "response.incomplete");
+assert.equal((await client.responses.stream(asked).finalResponse()).output_text, text);
+
 const completion = await client.completions.create({ model: "tiny", prompt: ["a", "b"], n: 2, max_tokens: 4, seed: 1 });
 assert.deepEqual(completion.choices.map((choice) => choice.index), [0, 1, 2, 3]);
 

@@ -33,7 +33,7 @@ from router.http.openai.streamed import Event
 
 
 def begun(request: ResponsesRequest, request_id: str) -> Response:
-    """A response without output, which tells what was asked for."""
+    """A response without output, which tells what was asked for. Raises InvalidRequest."""
     return Response(
         id=f"resp_{request_id}",
         created_at=int(time.time()),
@@ -46,14 +46,22 @@ def begun(request: ResponsesRequest, request_id: str) -> Response:
         frequency_penalty=request.frequency_penalty or 0.0,
         top_logprobs=request.top_logprobs or 0,
         text=request.text if request.text and request.text.format else ANY_TEXT,
-        tools=request.tools or [],
-        tool_choice=request.tool_choice or "auto",
+        tools=_encoded(request.tools or []),
+        tool_choice=_encoded(request.tool_choice or "auto"),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         metadata=request.metadata or {},
         user=request.user,
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
     )
+
+
+def _encoded(given: object) -> msgspec.Raw:
+    """Once, and where it can still be refused: what was read on a shorter stack may be too deep to be written."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(given))
+    except RecursionError:
+        raise InvalidRequest("the body is not served: it is nested too deeply") from None
 
 
 class WholeResponse:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from router.http.openai.requests import TextFormat
 from router.http.openai.responses.request import TextOptions
@@ -109,8 +110,8 @@ class Response(msgspec.Struct, kw_only=True):
     frequency_penalty: float
     top_logprobs: int
     text: TextOptions
-    tools: list[dict[str, Any]]
-    tool_choice: str | dict[str, Any]
+    tools: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "array", "items": {"type": "object"}})]
+    tool_choice: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["string", "object"]})]
     parallel_tool_calls: bool
     metadata: dict[str, str]
     user: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -104,6 +105,26 @@ def test_a_response_tells_what_was_asked_for_and_what_came() -> None:
         "tools": [shown["tools"][0] | TOOLS[0]],
         "text": {"format": {"type": "json_object"}, "verbosity": None},
     }
+
+
+def test_depth_is_bounded_before_anything_is_told() -> None:
+    """Tools that come back were too deep to be written: neither events nor the one that tells the failure."""
+    for depth in range(900, 1010):
+        deep = "[" * depth + "]" * depth
+        body = f'{{"input": "hi", "tool_choice": "none", "tools": [{{"type": "function", "name": "f", "x": {deep}}}]}}'
+        try:
+            plan = response_plan(parse(body.encode(), ResponsesRequest), "id")
+        except InvalidRequest as error:
+            assert "nested too deeply" in str(error)  # noqa: PT017  it may be raised, and may not
+        else:
+            on_a_longer_stack(20, lambda plan=plan: plan.streamed.fail(Overloaded("too much")))
+
+
+def on_a_longer_stack(calls: int, work: Callable[[], object]) -> None:
+    if calls:
+        on_a_longer_stack(calls - 1, work)
+    else:
+        work()
 
 
 def test_the_events_of_a_text_come_in_the_published_order_and_are_counted() -> None:
