@@ -12,13 +12,13 @@ import click
 from rich.console import Console
 
 from deploy.consoles import new_console
-from deploy.endpoints import DEFAULT_PORT
 from deploy.fleet.one_machine import on_one_machine
 from deploy.fleet.spec import read_spec
 from deploy.local_access import LocalAccess
 from deploy.local_fleet import LocalFleet, LocalSpec
 from deploy.progress import Progress
 from deploy.tables import print_whole, workers_table
+from radixfleet.address import DEFAULT_PORT
 from radixfleet.client import Client
 from radixfleet.os_errors import why_not_bound
 from radixfleet.settings import check, click_options, is_port, load, shared_port

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
@@ -21,6 +21,9 @@ from grpc_status import rpc_status
 from radixfleet import errors
 from radixfleet.counts import counted
 from radixfleet.errors import RadixfleetError
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+"""Of a call, on the side that serves it."""
 
 DOMAIN = "radixfleet"
 DEADLINE_PASSED = "Deadline Exceeded"
@@ -87,7 +90,7 @@ def status_from_error(error: RadixfleetError) -> status_pb2.Status:
     return status_pb2.Status(code=grpc.StatusCode[error.code].value[0], message=message, details=packed)
 
 
-async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: RadixfleetError) -> NoReturn:
+async def abort_with(context: Context, error: RadixfleetError) -> NoReturn:
     """End the call with the error's status. Servicers need not: what they raise is mapped by `ErrorInterceptor`."""
     status = rpc_status.to_status(status_from_error(error))
     await context.abort(status.code, status.details, status.trailing_metadata)

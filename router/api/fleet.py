@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, TypeAlias
-
-import grpc.aio
 
 from radixfleet.accepted import ACCEPTED
 from radixfleet.grpc_guard import Visitor
 from radixfleet.guard import Guard
+from radixfleet.status import Context
 from radixfleet.v1 import fleet_pb2, fleet_pb2_grpc, worker_pb2
 from router.api import orders
 from router.api.explanation import explain
@@ -21,8 +19,6 @@ from router.api.route_stream import RouteStream
 from router.api.routing import Routing
 from router.dispatch.chooser import Chooser
 from router.workers.registry import WorkerRegistry
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class FleetServicer(fleet_pb2_grpc.FleetServicer):

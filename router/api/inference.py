@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Awaitable
-from typing import Any, TypeAlias
-
-import grpc.aio
 
 from radixfleet import convert
+from radixfleet.status import Context
 from radixfleet.tracing import carried
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from router.api.prompts import Prompts
@@ -16,8 +14,6 @@ from router.dispatch.dispatcher import Dispatcher, Send
 from router.dispatch.lease import Decision
 from router.dispatch.link import Reply
 from router.dispatch.record import RequestLog
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 EXECUTION_ID_KEY = "radixfleet-execution-id"
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
-import grpc.aio
-
+from radixfleet.status import Context
 from radixfleet.v1 import fleet_pb2, worker_pb2
 from router.api.fleet import FleetServicer
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class PassedOrders(FleetServicer):

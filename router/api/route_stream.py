@@ -25,7 +25,8 @@ from radixfleet.batches import batches
 from radixfleet.errors import DeadlineExceeded, InternalError, InvalidRequest, RadixfleetError
 from radixfleet.status import status_from_error
 from radixfleet.v1 import fleet_pb2
-from router.api.routing import Deadline, Routing, Waiting
+from router.api.routing import Routing, Waiting
+from router.dispatch.dispatcher import Deadline
 from router.dispatch.lookaside import Owner
 
 MOST_OPEN = 1024

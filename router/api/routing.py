@@ -9,12 +9,10 @@ from radixfleet import convert
 from radixfleet.v1 import fleet_pb2, inference_pb2
 from router.api.inference import note_decision
 from router.api.prompts import Preparation, Prompts
+from router.dispatch.dispatcher import Deadline
 from router.dispatch.gate import Gate
 from router.dispatch.lease import Lease
 from router.dispatch.lookaside import LookAside, Owner
-
-Deadline: TypeAlias = Callable[[], float | None]
-"""Seconds that the client still waits; None: for ever."""
 
 Answer: TypeAlias = fleet_pb2.RouteResponse
 Waiting: TypeAlias = Callable[[], Coroutine[Any, Any, None]]

@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc.aio
 from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import sglang_scheduler_pb2 as sglang_pb2
 
+from radixfleet.status import Context
 from radixfleet.types import Load, WorkerStatus
 from worker.dialects.kv_events import KvEventFeed, OutOfRange
 from worker.dialects.load import hit_rate, share, used_tokens
@@ -32,8 +33,6 @@ from worker.servicer.state import StateFeed
 
 TOKENIZER_CHUNK_BYTES = 64 * 1024
 _CHEAP_BYTES = 64 * 1024
-
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 @dataclass(slots=True, eq=False)

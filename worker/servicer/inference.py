@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc.aio
 
 from radixfleet import convert
 from radixfleet.clock import Clock
 from radixfleet.errors import unknown_model
+from radixfleet.status import Context
 from radixfleet.tracing import carried
 from radixfleet.v1 import inference_pb2, inference_pb2_grpc
 from worker.metrics import Outcome, WorkerMetrics
@@ -74,21 +74,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             self._requests.end(generation, _why_gone(time_remaining()))
 
     async def Tokenize(
-        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
         """The ids that Generate would compute on."""
         self._require_model(request.model)
         return await self._intake.tokenize(request)
 
     async def Detokenize(
-        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
         """The text of ids."""
         self._require_model(request.model)
         return await self._intake.detokenize(request)
 
     async def GetModelInfo(
-        self, request: inference_pb2.GetModelInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: inference_pb2.GetModelInfoRequest, context: Context
     ) -> inference_pb2.ModelInfo:
         """The model; UNAVAILABLE while its limits are not known yet."""
         self._require_model(request.model)
