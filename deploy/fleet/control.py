@@ -16,7 +16,7 @@ import structlog
 from deploy.fleet import status
 from deploy.fleet.books import Books, Record, Store, load_books, save_books
 from deploy.fleet.hosting import Hosting
-from deploy.fleet.reconcile import Action, Drain, Member, Remove, Restart, Start, reconcile
+from deploy.fleet.reconcile import PATIENCE_S, Action, Drain, Member, Remove, Restart, Start, reconcile
 from deploy.fleet.scaling import Limits, Scaling, WorkerLoad
 from deploy.fleet.spec import MAX_WORKERS, ROUTER_GROUP, FleetSpec, parse_spec
 from deploy.fleet.watch import Watch
@@ -49,6 +49,8 @@ class Control:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Watching."""
         self._ending: dict[str, asyncio.Task[None]] = {}
+        self._going: dict[str, float] = {}
+        """Nodes that are taken away, each with the seconds that were left at the last turn."""
         self._changed = asyncio.Event()
         self._loaded = asyncio.Event()
 
@@ -99,20 +101,31 @@ class Control:
         if self._trouble:
             return
         self._scale_by_load()
-        await self._leave_cordoned()
-        hurried = [name for name in self._books.leaving if self._is_worker_on(name, self._books.cordoned)]
+        self._going = await self._hosting.going()
+        await self._leave_closed()
+        hurried = [name for name in self._books.leaving if self._is_worker_on(name, self._closed())]
         for action in reconcile(self._books.wanted(self._spec, hurried), self._members()):
             if self._changed.is_set():  # an order, after which much may look different
                 return
             _log.info("action", what=type(action).__name__.lower(), member=action.name, why=getattr(action, "why", ""))
             await self._take(action)
 
-    async def _leave_cordoned(self) -> None:
-        """Ray starts an actor that died where it likes, so also on a node that is being emptied."""
-        cordoned = self._books.cordoned
-        strays = {name for name in self._books.members if self._is_worker_on(name, cordoned)} - self._books.leaving
-        if strays:
-            self._books.leaving |= strays
+    def _closed(self) -> set[str]:
+        """Nodes on which no worker shall be: an operator or the node's owner said so."""
+        return self._books.cordoned | self._going.keys()
+
+    async def _leave_closed(self) -> None:
+        """Ray starts an actor that died where it likes, so also on a node that is being emptied.
+
+        The last of a model waits for its successor there, until what runs has just the time left to end.
+        """
+        members = self._books.members
+        leaving = {name for name in members if self._is_worker_on(name, self._closed())}
+        soon = {node for node, left_s in self._going.items() if left_s <= PATIENCE_S}
+        unheld = {name for name in leaving if self._is_worker_on(name, soon)}
+        if leaving - self._books.leaving or unheld - self._books.unheld:
+            self._books.leaving |= leaving
+            self._books.unheld |= unheld
             await self._save()
 
     def _members(self) -> list[Member]:
@@ -145,7 +158,7 @@ class Control:
         self._books.members[name] = Record(group, self._spec.revision(group))
         watch = self._new_watch(name)
         await self._save()
-        avoid = sorted(self._books.cordoned)
+        avoid = sorted(self._closed())
         try:
             await self._hosting.start(name, router=router, settings=settings, resources=resources, avoid=avoid)
         except InvalidRequest as error:  # whoever asks for it hears that it is gone; one made anew may be possible

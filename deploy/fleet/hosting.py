@@ -29,6 +29,10 @@ class Hosting(Protocol):
         """Ids of those that are there now."""
         ...
 
+    async def going(self) -> dict[str, float]:
+        """Ids of nodes that whoever owns them takes away, each with the seconds that it has left (inf: not known)."""
+        ...
+
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
         """How it is. `routers`: where all routers are; None: not known now. Raises MemberGone and MemberLost."""
         ...

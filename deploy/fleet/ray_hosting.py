@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +13,7 @@ import ray
 import structlog
 from ray.exceptions import ActorDiedError, RayError
 
-from deploy.fleet.ray_inside import AS_OTHERS
+from deploy.fleet.ray_inside import AS_OTHERS, RayMoved, draining_nodes
 from deploy.fleet.spec import NAMESPACE, SUPERVISOR, Resources
 from deploy.fleet.watch import MemberGone, MemberLost
 from radixfleet.errors import InvalidRequest
@@ -22,6 +24,8 @@ from worker.ray_actor import WorkerActor
 _END_S = 20.0
 """How long an orderly end may take: an engine settles what is in flight, and is reaped."""
 _TELL_S = 5.0
+_GLANCE_S = 0.5
+"""How long a turn of the control loop waits for what may as well come with the next."""
 
 _log = structlog.get_logger("radixfleet.supervisor")
 
@@ -31,6 +35,10 @@ class RayHosting:
 
     def __init__(self) -> None:
         self._handles: dict[str, Any] = {}
+        self._tells_draining = True
+        self._draining: Mapping[str, int] = {}
+        """As Ray last told."""
+        self._asking: asyncio.Future[Mapping[str, int]] | None = None
 
     async def names(self) -> set[str]:
         """All named actors of our namespace but the supervisor."""
@@ -52,6 +60,23 @@ class RayHosting:
     async def nodes(self) -> set[str]:
         """Of the Ray cluster."""
         return {node["NodeID"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]}
+
+    async def going(self) -> dict[str, float]:
+        """Those that Ray drains, as it last told: while the head is away, no answer comes."""
+        if not self._tells_draining:
+            return {}
+        if self._asking is None:
+            self._asking = asyncio.ensure_future(asyncio.to_thread(draining_nodes))
+        await asyncio.wait([self._asking], timeout=_GLANCE_S)
+        if self._asking.done():
+            asked, self._asking = self._asking, None
+            try:
+                self._draining = asked.result()
+            except (RayMoved, RayError) as error:
+                _log.warning("nodes that Ray drains are not known", why=str(error))
+                self._tells_draining = not isinstance(error, RayMoved)
+        now_ms = time.time() * 1e3
+        return {node: (at_ms - now_ms) / 1e3 if at_ms else math.inf for node, at_ms in self._draining.items()}
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
         """One actor call, which waits as long as the actor does."""

@@ -7,7 +7,7 @@ API needs the dashboard, and `ray health-check` is a process that imports all of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,3 +55,23 @@ def inside() -> Inside:
         stub(channel).CheckAlive(request(), timeout=timeout_s)
 
     return Inside(canonicalize_bootstrap_address, init_grpc_channel, check_alive)
+
+
+def draining_nodes() -> Mapping[str, int]:
+    """Nodes that Ray drains, by id, each with when it will be gone, in ms since the epoch; 0: no time was told.
+
+    Ray has been told so by `ray drain-node`, by its autoscaler, or by SIGTERM to `ray start --block`, as pods of
+    Kubernetes get it. Its public list of nodes does not tell. Blocks. Raises RayMoved.
+    """
+    try:
+        from ray._private.state import state
+
+        ask: Callable[[], Mapping[str, int]] = state.get_draining_nodes
+    except (ImportError, AttributeError) as error:
+        from ray import __version__
+
+        raise RayMoved(
+            f"Ray {__version__} is another one inside than 2.58, with which Radixfleet is tested ({error}): "
+            "workers on nodes that Ray drains are not moved before those are gone"
+        ) from error
+    return ask()

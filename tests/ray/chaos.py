@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.support.ray_host import RayHost, eventually, why_not
+from tests.support.ray_host import BIN, RayHost, eventually, why_not
 from tests.support.tiny_model import tiny_model
 
 NUM_NODES = 3
@@ -273,6 +273,22 @@ def drain_node(stage: Stage) -> Row:
     return row
 
 
+def take_node_away(stage: Stage) -> Row:
+    """Ray drains a node, as for a spot instance: the fleet has a minute."""
+    worker = stage.worker()
+    hit = stage.beside(worker)
+    reason = ("--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "chaos")
+    command = ("drain-node", "--address", "127.0.0.1:6379", "--node-id", worker["node_id"], *reason)
+
+    def breaks() -> tuple[list[str], list[int]]:
+        stage.host.run(str(BIN / "ray"), *command, "--deadline-remaining-seconds", "60")
+        return [each["name"] for each in hit], [pid for each in hit for pid in each["pids"]]
+
+    row = stage.break_and_wait("a node, taken away", breaks)
+    stage.host.ray_node(NODE)
+    return row
+
+
 def kill_router(stage: Stage) -> Row:
     """kill -9 of the only router: Ray starts it again on its port."""
     router = next(each for each in stage.order("status")["members"] if each["kind"] == "router")
@@ -315,6 +331,7 @@ SCENES: dict[str, Callable[[Stage], Row]] = {
     "raylet": kill_raylet,
     "node": kill_node,
     "drain": drain_node,
+    "taken": take_node_away,
     "router": kill_router,
     "supervisor": kill_supervisor,
     "one-router": kill_one_router,

@@ -46,6 +46,7 @@ class FakeHosting:
         self.impossible: set[str] = set()
         """Groups of which there can be no member."""
         self.there = {"n0", "n8", "n9"}
+        self.taken_away: dict[str, float] = {}
         self.is_full = False
         self.first_phase: Phase = "serving"
         """Of those that are made."""
@@ -72,6 +73,9 @@ class FakeHosting:
 
     async def nodes(self) -> set[str]:
         return self.there
+
+    async def going(self) -> dict[str, float]:
+        return self.taken_away
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
         actor = self.actors.get(name)

@@ -334,6 +334,32 @@ async def test_a_worker_that_came_up_again_on_a_cordoned_node_leaves_it(scene: S
         assert list(scene.hosting.actors["m-2"].avoid) == ["n9"]
 
 
+async def test_workers_leave_a_node_that_is_taken_away_and_none_starts_there(scene: Scene) -> None:
+    """A spot instance, `ray drain-node`, SIGTERM to `ray start --block`: nobody else tells the fleet."""
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.actors["m-0"].node_id = "n9"
+        scene.hosting.taken_away = {"n9": 29.0}
+        await scene.settled(control, "router-0", "m-1", "m-2")
+        assert "drain m-0" in scene.hosting.done
+        assert list(scene.hosting.actors["m-2"].avoid) == ["n9"]
+        assert (await control.status())["cordoned_nodes"] == [], "nobody has to open it again"
+
+
+async def test_the_last_of_a_model_leaves_a_node_while_there_is_time_for_what_runs(scene: Scene) -> None:
+    async with scene.supervisor() as control:
+        await control.apply(FLEET.replace("{min: 2, max: 4}", "1"))
+        await scene.settled(control, "router-0", "m-0")
+        scene.hosting.is_full = True
+        scene.hosting.actors["m-0"].node_id = "n9"
+        scene.hosting.taken_away = {"n9": 120.0}
+        await scene.sees(control, lambda status: any(each["phase"] == "pending" for each in status["members"]))
+        assert "drain m-0" not in scene.hosting.done
+        scene.hosting.taken_away = {"n9": 30.0}
+        await until(lambda: "drain m-0" in scene.hosting.done)
+
+
 async def test_what_was_decided_before_an_order_is_not_begun_while_the_order_is_written_down(scene: Scene) -> None:
     """A model that is no longer in the file cannot be started any more, and may not end the supervisor."""
     with_n = FLEET + "  n: {workers: 3, settings: {model: demo, runner: sim}}\n"

@@ -134,6 +134,7 @@ def test_the_head_s_pod_lets_the_running_requests_of_all_routers_end():
     grace_s = spec.routers.settings.get("drain_grace_s", RouterSettings.model_fields["drain_grace_s"].default)
     assert timeout_s >= grace_s + COMMAND_S
     assert pod["terminationGracePeriodSeconds"] > timeout_s
+    assert {"name": "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "value": "0"} in pod["containers"][0]["env"]
 
 
 def test_nodes_are_drained_without_the_last_worker_or_the_head():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import sys
 from types import ModuleType
+from typing import get_args
 
 import grpc
 import pytest
+from ray._private.state import GlobalState
 
-from deploy.fleet.ray_inside import RayMoved, inside
+from deploy.fleet.ray_inside import RayMoved, draining_nodes, inside
 from deploy.fleet.reach import reach
 
 
@@ -21,6 +23,14 @@ def test_it_is_as_it_is_used() -> None:
     assert parts.resolved("10.0.0.1:6379") == "10.0.0.1:6379"
     with parts.channel("127.0.0.2:1") as channel, pytest.raises(grpc.RpcError):
         parts.check_alive(channel, 0.1)
+    told = inspect.signature(GlobalState.get_draining_nodes).return_annotation
+    assert get_args(told) == (str, int), "ids, and ms"
+
+
+def test_a_ray_that_does_not_tell_which_nodes_it_drains_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("ray._private.state.GlobalState.get_draining_nodes")
+    with pytest.raises(RayMoved, match=r"workers on nodes that Ray drains are not moved"):
+        draining_nodes()
 
 
 def test_another_ray_is_named_and_left_to_find_its_head_itself(
