@@ -156,8 +156,15 @@ def test_other_settings_replace_the_workers_and_one_that_cannot_start_says_why(
 ) -> None:
     before = settled(order)
     text = (files / "fleet.yaml").read_text().replace("runner: sim", "runner: sim, max_running_requests: 7")
-    (files / "bad.yaml").write_text(text + "  bad: {workers: 1, settings: {model: /nowhere, runner: sim}}\n")
-    refused = host.radixfleet("fleet", "apply", "bad.yaml", "--timeout", "25", check=False)
+    bad = text + "  bad: {workers: 1, settings: {model: /nowhere, runner: sim}}\n"
+    (files / "bad.yaml").write_text(bad)
+    order("apply", bad)
+
+    def failed() -> bool:
+        return any(each["name"] == "bad-0" and each["message"] for each in order("status")["members"])
+
+    eventually(failed, "it has failed")
+    refused = host.radixfleet("fleet", "apply", "bad.yaml", "--timeout", "0", check=False)
     assert refused.returncode == 1
     assert "bad-0: no model at /nowhere" in refused.stderr
     order("apply", text)
@@ -174,12 +181,10 @@ def test_a_node_that_is_opened_again_takes_the_workers_that_waited_for_it(
 
     def successors_wait() -> bool:
         members = [each for each in order("status")["members"] if each["kind"] == "worker" and not each["leaving"]]
-        return len(members) == 2 and all(each["phase"] == "pending" and each["phase_s"] > 10 for each in members)
+        return len(members) == 2 and all(each["phase"] == "pending" for each in members)
 
     eventually(successors_wait, "both wait for a place", timeout_s=120)
-    told = host.radixfleet("fleet", "status").stdout
-    assert "wait for a node that has worker_slot: 1 to spare" in told
-    assert "node 127.0.0.1 is cordoned" in told
+    assert "node 127.0.0.1 is cordoned" in host.radixfleet("fleet", "status").stdout
     host.radixfleet("fleet", "drain", "--node", "127.0.0.1", "--undo")
     settled(order)
     assert ask(host)["worker"]
