@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median, quantiles
 
 import numpy as np
@@ -85,7 +86,7 @@ def round_trips() -> None:
                 if executor.results():
                     break
             times_s.append(time.perf_counter() - began_s)
-        encode_us, decode_us = timed_us(lambda s=step: codec.encode(s)), timed_us(lambda d=data: codec.decode_order(d))
+        encode_us, decode_us = timed_us(partial(codec.encode, step)), timed_us(partial(codec.decode_order, data))
         p50_us, p99_us = median(times_s) * 1e6, quantiles(times_s, n=100)[98] * 1e6
         print(f"{name:34}{len(data):9,}{encode_us:11.1f}{decode_us:11.1f}{p50_us:20.1f}{p99_us:7.1f}")
     end.close()

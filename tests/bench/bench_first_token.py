@@ -21,7 +21,7 @@ WAYS = {"at once": (False, 0), "when due": (True, 0), "when due, in several step
 
 def arrivals(per_s: float, count: int) -> Sequence[float]:
     """Of a Poisson process."""
-    return np.cumsum(np.random.default_rng(5).exponential(1 / per_s, count)).tolist()
+    return [float(at_s) for at_s in np.cumsum(np.random.default_rng(5).exponential(1 / per_s, count))]
 
 
 WORKLOADS = {

@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -52,7 +53,7 @@ class Steps(asyncio.Event):
         self._step_s = step_s
         self._next = asyncio.Event()
 
-    async def wait(self) -> bool:
+    async def wait(self) -> Literal[True]:
         """Until the next step."""
         if self._step_s:
             await self._next.wait()

@@ -281,7 +281,10 @@ def cache_alone() -> None:
     print(f"\n{'tokens':>8}{'match us':>10}{'insert':>9}{'in chunks of 2,048':>20}{'evict':>9}")
     for length in (1024, 4096, 16384, 131072):
         tokens = np.random.default_rng(0).integers(0, 30_000, length).astype(np.int32)
-        match_us, insert_us, chunks_us, evict_us = [], [], [], []
+        match_us: list[float] = []
+        insert_us: list[float] = []
+        chunks_us: list[float] = []
+        evict_us: list[float] = []
         for _ in range(50):
             allocator = PageAllocator(length // PAGE + 1, PAGE)
             pages = allocator.allocate(length // PAGE)
