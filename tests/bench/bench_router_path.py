@@ -12,14 +12,15 @@ the way that requests take:
     echo        the same as routed, from a server of grpc.aio that answers with a constant: the part that is not ours
 
 A router also follows its workers, which costs it CPU by the second and not by the request: here each tells something
-20 times a second. What a second without requests takes is printed at the end. One request at a time pays for all of
-the time that it takes, 32 at once for a share.
+20 times a second, as busy ones do. What a second without requests takes is printed first. The slower the workers and
+this client, the more of such seconds a request takes, so the last column is without them: what the request itself
+costs, for the peers as for us.
 
 Tried, and not worth it: writing answers from the task that reads, instead of waking one that writes (nothing);
-GRPC_POLL_STRATEGY=poll and gRPC's experiments pollset_alternative and event_engine_callback_cq (nothing). What does
-help is gRPC's older poller, GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener: one thread less between a
-message and the event loop, and a quarter less CPU for "echo". It is not the router's default, because gRPC is about to
-remove it, and then complains of the name.
+GRPC_POLL_STRATEGY=poll and gRPC's experiments pollset_alternative and event_engine_callback_cq (no clear gain). What
+does help is gRPC's older poller, GRPC_EXPERIMENTS=-event_engine_client,-event_engine_listener: one thread less between
+a message and the event loop, and a quarter less CPU for "echo". It is not the router's default, because gRPC is about
+to remove it, and then complains of the name.
 
 With --peers smg sglang-router, beside them, over HTTP, before workers that do as little:
 
@@ -44,7 +45,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import product
@@ -157,6 +158,8 @@ class Row:
     first_s: list[float] = field(default_factory=list)
     total_s: list[float] = field(default_factory=list)
     router_cpu_s: float = 0.0
+    idle_cpu_s: float = 0.0
+    """What the router would have taken in that time without requests."""
 
     def p(self, share: float) -> float:
         """A percentile of the whole time, in ms."""
@@ -164,7 +167,12 @@ class Row:
 
     def line(self, direct: Row) -> str:
         """`direct`: the same without a router."""
-        cpu = "" if self is direct else f"{self.router_cpu_s / len(self.total_s) * 1e6:8.0f}"
+        own_s = self.router_cpu_s - self.idle_cpu_s
+        cpu = (
+            ""
+            if self is direct
+            else " ".join(f"{s / len(self.total_s) * 1e6:8.0f}" for s in (self.router_cpu_s, own_s))
+        )
         added = "" if self is direct else f"{self.p(0.5) - direct.p(0.5):8.2f} {self.p(0.99) - direct.p(0.99):8.2f}"
         load = self.load
         kind = "stream" if load.streamed else "whole"
@@ -339,20 +347,24 @@ async def bench(
         if peers:
             for name, server in (await stack.enter_async_context(router_peers.running_peers(peers))).items():
                 ways.append(Way(name, by_http(server.port), "http direct", server.process))
-        print("times in ms; the peers' rows are of the same prompts as text")
-        print("form   chars  at once answer way           first p50  all p50  all p99   added p50, p99  router CPU, us")
+        idle = {way.name: await idle_share(way.process) for way in ways if way.process is not None}
+        for name, share in idle.items():
+            print(f"{name:13} without requests {share * 1e6:8.0f} us of CPU a second", flush=True)
+        print(
+            "times in ms, router's CPU in us: all, and without following; the peers' rows are of the same prompts as text"
+        )
+        print(
+            "form   chars  at once answer way           first p50  all p50  all p99   added p50, p99       CPU  without"
+        )
         for load in loads:
-            await one_load(load, ways, tokenizer, rounds)
-        for way in ways:
-            if way.process is not None:
-                print(f"{way.name:13} without requests {await idle_us(way.process):8.0f} us a second", flush=True)
+            await one_load(load, ways, idle, tokenizer, rounds)
 
 
-async def idle_us(process: psutil.Process) -> float:
-    """CPU time that it takes in a second in which nobody asks anything."""
-    before_s = cpu_s(process)
+async def idle_share(process: psutil.Process) -> float:
+    """CPU time that it takes by the second while nobody asks anything."""
+    before_s, began_s = cpu_s(process), time.perf_counter()
     await asyncio.sleep(_IDLE_S)
-    return (cpu_s(process) - before_s) / _IDLE_S * 1e6
+    return (cpu_s(process) - before_s) / (time.perf_counter() - began_s)
 
 
 async def our_ways(stack: AsyncExitStack, folder: Path, wanted: Sequence[str], against: Path | None) -> list[Way]:
@@ -405,8 +417,10 @@ def router_process(
     return process(file, *command, *workers_named, checkout=checkout)
 
 
-async def one_load(load: Load, ways: Sequence[Way], tokenizer: Tokenizer, rounds: int) -> None:
-    """Warm up, then measure by turns."""
+async def one_load(
+    load: Load, ways: Sequence[Way], idle: Mapping[str, float], tokenizer: Tokenizer, rounds: int
+) -> None:
+    """Warm up, then measure by turns. `idle`: the routers' `idle_share`."""
     count = REQUESTS[load.concurrency]
     rows = {way.name: Row(way.name, load) for way in ways}
     texts = prompts("text", load.characters, count * (rounds + 1), tokenizer)
@@ -417,13 +431,14 @@ async def one_load(load: Load, ways: Sequence[Way], tokenizer: Tokenizer, rounds
             # The workers take token ids alone: a router's ids for a text are as many.
             ours = ids if load.form == "ids" or way.name == "direct" else texts
             questions = [Question(ours[index], texts[index].text) for index in part]
-            before_s = cpu_s(way.process)
+            before_s, began_s = cpu_s(way.process), time.perf_counter()
             times = await measure(way, questions, load)
-            spent_s = cpu_s(way.process) - before_s
+            spent_s, lasted_s = cpu_s(way.process) - before_s, time.perf_counter() - began_s
             if turn:
                 rows[way.name].first_s += [first_s for first_s, _ in times]
                 rows[way.name].total_s += [total_s for _, total_s in times]
                 rows[way.name].router_cpu_s += spent_s
+                rows[way.name].idle_cpu_s += idle.get(way.name, 0.0) * lasted_s
     for way in ways:
         print(rows[way.name].line(rows[way.direct]), flush=True)
 
