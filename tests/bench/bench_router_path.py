@@ -352,7 +352,7 @@ async def bench(
             print(f"{name:13} without requests {share * 1e6:8.0f} us of CPU a second", flush=True)
         print("times in ms; CPU of the router in us, and without following its workers; the peers get prompts as text")
         print(
-            "form   chars  at once answer way           first p50  all p50  all p99   added p50, p99      CPU  without"
+            "form   chars  at once answer way           first p50  all p50  all p99   added p50, p99     CPU  without"
         )
         for load in loads:
             await one_load(load, ways, idle, tokenizer, rounds)
