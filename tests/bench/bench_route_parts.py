@@ -2,7 +2,8 @@
 
 The router's own code for one request of `Fleet.RouteStream`, without a network: microseconds of one thread, the
 quickest of a hundred, so that other work on the machine matters little. What `bench_router_path` measures beyond their
-sum is gRPC, the event loop, and following the workers.
+sum is gRPC, the event loop, and following the workers. And caches: with --cold, other memory is written before each
+request, as happens to a router that is asked one thing at a time; then the same code takes more than twice as long.
 
 Three quarters of each prompt is shared by all. Workers tell of each lease that it has begun, has its first token, and
 has ended, 64 leases at a time.
@@ -44,6 +45,8 @@ from router.workers.tokenizers import TokenizerStore
 from tests.support.byte_tokenizer import byte_spec
 from tests.support.router_parts import CAPACITY, FINGERPRINT, MODEL, Parts
 
+OTHER_BYTES = 48 << 20
+"""More than the CPU's caches hold."""
 VOCABULARY = 50_000
 KV_TOKENS = 1 << 20
 IN_FLIGHT = 64
@@ -190,15 +193,20 @@ def told(router: Router, leases: Sequence[Held], watch: Watch) -> None:
         router.fleet.report(worker, [lease.block_hashes for lease in leases if lease.worker is worker])
 
 
-async def bench(num_workers: int, num_tokens: int, count: int) -> None:
+async def bench(num_workers: int, num_tokens: int, count: int, *, cold: bool) -> None:
     """Print a table."""
+    other = np.zeros(OTHER_BYTES if cold else 0, np.uint8)
     with ThreadPoolExecutor(1) as executor:
         router, watch = Router(num_workers, executor), Watch()
         messages = asks(count, num_tokens)
         for begin in range(0, count, IN_FLIGHT):
-            told(router, [routed(router, data, watch) for data in messages[begin : begin + IN_FLIGHT]], watch)
+            leases = []
+            for data in messages[begin : begin + IN_FLIGHT]:
+                other += 1
+                leases.append(routed(router, data, watch))
+            told(router, leases, watch)
     parts = {name: watch.us(name) for name in watch.times_s}
-    print(f"\n{num_workers} workers, prompts of {num_tokens} tokens: us a request")
+    print(f"\n{num_workers} workers, prompts of {num_tokens} tokens{', caches cold' * cold}: us a request")
     for name, part_us in {**parts, "in all": sum(parts.values())}.items():
         print(f"{name:24} {part_us:7.1f}")
 
@@ -209,9 +217,10 @@ def main() -> None:
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 64])
     parser.add_argument("--tokens", nargs="+", type=int, default=[2_000, 16_000])
     parser.add_argument("--requests", type=int, default=4_096)
+    parser.add_argument("--cold", action="store_true", help="with CPU caches that hold something else")
     arguments = parser.parse_args()
     for num_workers, num_tokens in product(arguments.workers, arguments.tokens):
-        asyncio.run(bench(num_workers, num_tokens, arguments.requests))
+        asyncio.run(bench(num_workers, num_tokens, arguments.requests, cold=arguments.cold))
 
 
 if __name__ == "__main__":
