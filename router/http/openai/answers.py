@@ -6,7 +6,7 @@ A request has n choices for each of its prompts; those of prompt p are number p 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from msgspec import UNSET
@@ -17,6 +17,7 @@ from radixfleet.types import FinishReason as Ending
 from radixfleet.v1 import inference_pb2
 from router.api.preparing import ServedModel
 from router.dispatch.request import PreparedRequest
+from router.http.openai.echo import Echo
 from router.http.openai.logprobs import (
     TokenTexts,
     chat_logprobs,
@@ -27,7 +28,6 @@ from router.http.openai.logprobs import (
 from router.http.openai.shapes import (
     ChatDelta,
     ChatPart,
-    CompletionLogprobs,
     CompletionPart,
     FinishReason,
     PromptTokensDetails,
@@ -141,27 +141,6 @@ class ChatChoices:
         return [*parts, ChatPart(index, ChatDelta(), finish_reason=reason)]
 
 
-@dataclass(slots=True)
-class _Echo:
-    """The prompt, where the answer begins with it."""
-
-    text: str
-    token_ids: Sequence[int]
-    logprobs: list[CompletionLogprobs] = field(default_factory=list)
-    num_told: int = 0
-    """Tokens in `logprobs`."""
-    num_characters: int = 0
-    """Of those tokens."""
-
-    def tell(self, logprobs: Sequence[inference_pb2.TokenLogprobs | None], texts: TokenTexts) -> None:
-        """Of the next tokens. As they come, run by run: those of a long prompt at once would stop the event loop."""
-        token_ids = self.token_ids[self.num_told : self.num_told + len(logprobs)]
-        told = completion_logprobs(token_ids, logprobs, texts, self.num_characters)
-        self.logprobs.append(told)
-        self.num_told += len(token_ids)
-        self.num_characters += sum(map(len, told.tokens))
-
-
 class CompletionChoices:
     """Of one of the prompts of a request for completions."""
 
@@ -172,7 +151,7 @@ class CompletionChoices:
         self._wants_echo = echo
         self._echo_text = echo_text
         self._prompt_only = prompt_only
-        self._echo: _Echo | None = None
+        self._echo: Echo | None = None
         self._texts: TokenTexts | None = None
         self._lengths: dict[int, int] = {}
         """Characters of each choice so far."""
@@ -182,17 +161,16 @@ class CompletionChoices:
         if request.message.sampling.HasField("logprobs"):
             self._texts = token_texts(model.known_tokenizer)
         if self._wants_echo:
-            text = self._echo_text or model.known_tokenizer.decode(request.tokens, skip_special_tokens=False)
-            self._echo = _Echo(text, request.tokens.tolist())
+            self._echo = Echo(model.known_tokenizer, request.tokens, self._echo_text)
             if self._texts is not None:
-                self._echo.tell([None], self._texts)
+                self._echo.tell([None])
 
     def take(self, message: inference_pb2.GenerateResponse) -> list[CompletionPart]:
         """See `Choices`."""
         self.meter.take(message)
         kind = message.WhichOneof("event")
         if kind == "prompt_logprobs" and self._echo is not None and self._texts is not None:
-            self._echo.tell(message.prompt_logprobs.tokens, self._texts)
+            self._echo.tell(message.prompt_logprobs.tokens)
         if kind not in ("delta", "finished"):
             return []
         parts = []
