@@ -76,7 +76,7 @@ def test_where_nothing_is_answered_there_are_no_times(tmp_path: Path):
     result = CliRunner().invoke(lab, ["--workload", trace, "--policy", "min_cost", "--report", str(page)])
     printed = result.stdout
     assert (result.exit_code, result.stderr.splitlines()[-1]) == (1, "Error: no request was answered")
-    assert page.read_text().count("<td>-</td>") == 7
+    assert page.read_text().count("<td>-</td>") == 8
     times = printed.partition("TTFT s")[2].splitlines()[1]
     assert times.split() == ["min_cost", *"-------"]
     assert "min_cost: the prompt has 200000 tokens" in printed
