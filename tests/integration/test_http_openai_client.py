@@ -268,14 +268,18 @@ async def test_a_demanded_call_is_made() -> None:
         assert call.function.name == "weather"
         assert json.loads(call.function.arguments)["city"] in ("Bern", "Basel")
 
-        stream = await client.chat.completions.create(
-            **asked, tool_choice="required", parallel_tool_calls=False, stream=True
-        )
-        deltas = [chunk.choices[0].delta async for chunk in stream]
-        (streamed,) = [call for delta in deltas for call in delta.tool_calls or ()]
-        assert streamed.function is not None
-        assert json.loads(streamed.function.arguments or "")["city"] in ("Bern", "Basel")
-        assert not any(delta.content for delta in deltas)
+        one: Any = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+        (same,) = (await client.chat.completions.create(**asked, **one)).choices[0].message.tool_calls or []
+        assert same.type == "function"
+        async with client.chat.completions.stream(**asked, **one) as stream:  # as the package puts it together
+            pieces = [event async for event in stream if event.type == "tool_calls.function.arguments.delta"]
+            final = (await stream.get_final_completion()).choices[0]
+        assert len(pieces) > 2, "the arguments come as they are generated"
+        assert json.loads(pieces[-1].arguments)["city"] in ("Bern", "Basel")
+        (streamed,) = final.message.tool_calls or []
+        assert (streamed.function.name, streamed.function.arguments) == ("weather", pieces[-1].arguments)
+        assert streamed.function.arguments == same.function.arguments, "token for token as in the whole answer"
+        assert (final.finish_reason, final.message.content or "") == ("tool_calls", "")
 
         function["parameters"] = {"type": "nonsense"}
         with pytest.raises(openai.BadRequestError) as caught:

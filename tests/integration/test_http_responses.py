@@ -113,11 +113,17 @@ async def test_a_demanded_call_is_made_and_what_it_returned_is_read() -> None:
         (call,) = (await client.responses.create(**asked, tool_choice=named)).output
         assert isinstance(call, ResponseFunctionToolCall)
         assert json.loads(call.arguments)["city"] in ("Bern", "Basel")
-        stream = await client.responses.create(**asked, tool_choice="required", parallel_tool_calls=False, stream=True)
-        events = [event async for event in stream]
-        (delta,) = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-        assert json.loads(delta)["city"] in ("Bern", "Basel")
+        one: Any = {"tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+        async with client.responses.stream(**asked, **one) as stream:  # as the package puts it together
+            events = [event async for event in stream]
+        pieces = [event for event in events if event.type == "response.function_call_arguments.delta"]
+        assert len(pieces) > 2, "the arguments come as they are generated"
+        assert pieces[-1].snapshot == "".join(event.delta for event in pieces)
+        assert json.loads(pieces[-1].snapshot)["city"] in ("Bern", "Basel")
         assert events[-1].type == "response.completed"
+        (same,) = (await client.responses.create(**asked, **one)).output
+        assert isinstance(same, ResponseFunctionToolCall)
+        assert same.arguments == pieces[-1].snapshot
         turns += [call.to_dict(), {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
         assert (await client.responses.create(**asked, tool_choice="none")).output_text
         tool["parameters"] = {"type": "nonsense"}

@@ -5,7 +5,7 @@ A request has n choices for each of its prompts; those of prompt p are number p 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -31,7 +31,6 @@ from router.http.openai.shapes import (
     CompletionPart,
     FinishReason,
     PromptTokensDetails,
-    ToolCall,
     Usage,
 )
 from router.http.openai.tool_calls import Found, ToolCallFinder
@@ -89,10 +88,10 @@ class Choices(Protocol):
 class ChatChoices:
     """Of a chat."""
 
-    def __init__(self, *, finds_calls: bool) -> None:
-        """`finds_calls`: the model was shown tools."""
+    def __init__(self, tool_names: Collection[str] = ()) -> None:
+        """`tool_names`: of the tools that the model was shown; calls are looked for where there are any."""
         self.meter = Meter()
-        self._finds_calls = finds_calls
+        self._tool_names = tool_names
         self._finders: dict[int, ToolCallFinder] = {}
         """Of the choices that have begun; unused where there are no tools."""
         self._texts: TokenTexts | None = None
@@ -110,7 +109,7 @@ class ChatChoices:
             return []
         parts = []
         if message.index not in self._finders:
-            self._finders[message.index] = ToolCallFinder()
+            self._finders[message.index] = ToolCallFinder(self._tool_names)
             parts.append(ChatPart(message.index, ChatDelta(role="assistant", content="")))
         if kind == "delta":
             return [*parts, *self._delta(message.index, message.delta)]
@@ -121,7 +120,7 @@ class ChatChoices:
         if self._texts is not None and delta.token_ids:
             logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._texts)
         found: list[Found] = [delta.text] if delta.text else []
-        if self._finds_calls:
+        if self._tool_names:
             found = self._finders[index].push(delta.text)
         if not found:
             return [ChatPart(index, ChatDelta(content=""), logprobs)] if logprobs is not None else []
@@ -133,9 +132,9 @@ class ChatChoices:
         reason = finish_reason(finished)
         finder = self._finders[index]
         found: list[Found] = [finished.text] if finished.text else []
-        if self._finds_calls:
+        if self._tool_names:
             found = [*finder.push(finished.text), *finder.finish()]
-            if finder.num_calls and reason == "stop":
+            if finder.has_whole_calls and reason == "stop":
                 reason = "tool_calls"
         parts = [ChatPart(index, _chat_delta(item)) for item in found]
         return [*parts, ChatPart(index, ChatDelta(), finish_reason=reason)]
@@ -215,4 +214,4 @@ def finish_reason(finished: inference_pb2.Finished) -> FinishReason:
 
 
 def _chat_delta(found: Found) -> ChatDelta:
-    return ChatDelta(tool_calls=[found]) if isinstance(found, ToolCall) else ChatDelta(content=found)
+    return ChatDelta(content=found) if isinstance(found, str) else ChatDelta(tool_calls=[found])

@@ -45,7 +45,7 @@ class Plan:
 def chat_plan(request: ChatRequest, request_id: str) -> Plan:
     """Of POST /v1/chat/completions. Raises InvalidRequest."""
     message = chat_request(request)
-    choices = ChatChoices(finds_calls=bool(shown_tools(request)))
+    choices = ChatChoices({tool["function"]["name"] for tool in shown_tools(request)})
     return _plan(f"chatcmpl-{request_id}", request, [message], [choices], WholeChat(), ChatChunk)
 
 

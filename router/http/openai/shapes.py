@@ -75,8 +75,23 @@ class ToolCall(msgspec.Struct):
     id: str
     function: FunctionCall
     type: Literal["function"] = "function"
-    index: int | UnsetType = UNSET
-    """In streams."""
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """What is new of what is to be called."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, omit_defaults=True):
+    """What is new of a call. The first has the name, the id and the type; the arguments of all together are JSON."""
+
+    index: int
+    """Of the call, among those of the answer."""
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, omit_defaults=True):
@@ -84,7 +99,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: list[ToolCall] | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatPart(msgspec.Struct):

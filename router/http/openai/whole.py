@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
-from msgspec import UNSET
 
 from router.http.openai.answers import Part
 from router.http.openai.logprobs import joined_completion
@@ -18,7 +17,9 @@ from router.http.openai.shapes import (
     ChatPart,
     CompletionAnswer,
     CompletionPart,
+    FunctionCall,
     ToolCall,
+    ToolCallDelta,
     Usage,
 )
 
@@ -70,7 +71,7 @@ class WholeCompletion:
 
 def _chat_choice(parts: Sequence[ChatPart]) -> ChatChoice:
     text = "".join(part.delta.content for part in parts if isinstance(part.delta.content, str))
-    calls = [call for part in parts for call in _calls(part)]
+    calls = _calls(parts)
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     message = ChatMessage(text or None) if calls else ChatMessage(text)
     if calls:
@@ -80,10 +81,19 @@ def _chat_choice(parts: Sequence[ChatPart]) -> ChatChoice:
     return ChatChoice(parts[0].index, message, reason, _joined_chat(logprobs) if logprobs else None)
 
 
-def _calls(part: ChatPart) -> Iterable[ToolCall]:
-    if isinstance(part.delta.tool_calls, list):
-        for call in part.delta.tool_calls:
-            yield ToolCall(call.id, call.function, index=UNSET)
+def _calls(parts: Iterable[ChatPart]) -> list[ToolCall]:
+    deltas: dict[int, list[ToolCallDelta]] = {}
+    for part in parts:
+        for delta in part.delta.tool_calls or ():
+            deltas.setdefault(delta.index, []).append(delta)
+    return [_joined_call(deltas[index]) for index in sorted(deltas)]
+
+
+def _joined_call(deltas: Sequence[ToolCallDelta]) -> ToolCall:
+    first = deltas[0]
+    assert isinstance(first.id, str), "the first piece of a call has its id"
+    assert isinstance(first.function.name, str), "and its name"
+    return ToolCall(first.id, FunctionCall(first.function.name, "".join(delta.function.arguments for delta in deltas)))
 
 
 def _joined_chat(pieces: Iterable[ChatLogprobs]) -> ChatLogprobs:

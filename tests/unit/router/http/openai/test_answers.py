@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 import pytest
 
@@ -20,8 +22,8 @@ def whole(choices: Choices, answer: Whole, *replies: inference_pb2.GenerateRespo
     return msgspec.to_builtins(made)
 
 
-def chat(*replies: inference_pb2.GenerateResponse, finds_calls: bool = False, **sampling: int) -> dict:
-    choices = ChatChoices(finds_calls=finds_calls)
+def chat(*replies: inference_pb2.GenerateResponse, tool_names: Collection[str] = (), **sampling: int) -> dict:
+    choices = ChatChoices(tool_names)
     choices.begin(prepared(**sampling), model())
     return whole(choices, WholeChat(), *replies)
 
@@ -59,7 +61,7 @@ def test_a_chat_is_put_together_with_the_workers_own_usage() -> None:
 
 
 def test_the_pieces_of_a_chat_begin_with_the_role_and_end_with_the_reason() -> None:
-    choices = ChatChoices(finds_calls=False)
+    choices = ChatChoices()
     choices.begin(prepared(), model())
     parts = [part for reply in (started(), delta("a"), finished()) for part in choices.take(reply)]
     assert [msgspec.to_builtins(part.delta) for part in parts] == [
@@ -71,7 +73,7 @@ def test_the_pieces_of_a_chat_begin_with_the_role_and_end_with_the_reason() -> N
 
 
 def test_the_usage_counts_up_while_the_answer_comes() -> None:
-    choices = ChatChoices(finds_calls=False)
+    choices = ChatChoices()
     choices.begin(prepared(), model())
     counted = []
     for reply in (started(), delta("ab"), delta("c"), finished(usage=(2, 1, 4))):
@@ -87,7 +89,7 @@ def test_completions_of_one_prompt_come_mixed_and_are_kept_apart() -> None:
 
 
 def test_an_answer_that_a_worker_broke_off_is_a_failure() -> None:
-    for choices in (ChatChoices(finds_calls=False), CompletionChoices(0, echo=False)):
+    for choices in (ChatChoices(), CompletionChoices(0, echo=False)):
         choices.begin(prepared(), model())
         with pytest.raises(Unavailable, match="not complete"):
             choices.take(finished(inference_pb2.FINISH_REASON_ABORT))
@@ -95,12 +97,12 @@ def test_an_answer_that_a_worker_broke_off_is_a_failure() -> None:
 
 def test_calls_of_tools_are_no_text() -> None:
     text = 'Well.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
-    answer = chat(started(), *(delta(text[at : at + 7]) for at in range(0, len(text), 7)), finished(), finds_calls=True)
+    answer = chat(started(), *(delta(text[at : at + 7]) for at in range(0, len(text), 7)), finished(), tool_names="f")
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] == "Well."
     call = choice["message"]["tool_calls"][0]
-    assert call["function"] == {"name": "f", "arguments": '{"a":1}'}
+    assert call["function"] == {"name": "f", "arguments": '{"a": 1}'}
     assert call["type"] == "function"
     assert "index" not in call
 
@@ -112,9 +114,39 @@ def test_without_tools_marks_of_calls_are_text() -> None:
 
 
 def test_a_call_that_the_limit_cut_ended_by_length() -> None:
-    call = '<tool_call>{"name": "f"}'
-    choice = chat(started(), delta(call), finished(inference_pb2.FINISH_REASON_LENGTH), finds_calls=True)["choices"][0]
-    assert choice["finish_reason"] == "length"
+    for call in ('<tool_call>{"name": "f"}', '<tool_call>{"name": "f", "arguments": {"a": "'):
+        end = finished(inference_pb2.FINISH_REASON_LENGTH)
+        choice = chat(started(), delta(call), end, tool_names="f")["choices"][0]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_a_call_that_broke_off_is_told_and_is_no_reason_to_call() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"a": "x"</tool_call>'
+    choice = chat(started(), delta(text), finished(), tool_names="f")["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": "x"'
+
+
+def test_the_first_piece_of_a_call_has_its_name_and_the_others_none() -> None:
+    choices = ChatChoices({"f"})
+    choices.begin(prepared(), model())
+    replies = (
+        started(),
+        *map(delta, ('<tool_call>{"name": "f", "arguments": {', '"a": 1', "}}</tool_call>")),
+        finished(),
+    )
+    _, first, *more = (msgspec.to_builtins(part) for reply in replies for part in choices.take(reply))
+    (call,) = first["delta"]["tool_calls"]
+    assert call.pop("id").startswith("call_")
+    assert call == {"index": 0, "type": "function", "function": {"name": "f", "arguments": "{"}}
+    assert [part["delta"] for part in more] == [
+        {"tool_calls": [{"index": 0, "function": {"arguments": '"a": 1'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
+        {},
+    ]
+    assert more[-1]["finish_reason"] == "tool_calls"
 
 
 def test_log_probabilities_of_a_chat() -> None:

@@ -150,26 +150,50 @@ def test_the_events_of_a_text_come_in_the_published_order_and_are_counted() -> N
 
 
 def test_the_events_of_a_call_come_in_the_published_order() -> None:
-    events = streamed(started(), delta(CALL), finished(), tools=TOOLS)
+    events = streamed(started(), delta(CALL[:-20]), delta(CALL[-20:]), finished(), tools=TOOLS)
     assert [event.type for event in events[2:]] == [
         "response.output_item.added",
+        "response.function_call_arguments.delta",
         "response.function_call_arguments.delta",
         "response.function_call_arguments.done",
         "response.output_item.done",
         "response.completed",
     ]
     assert (events[2].item.arguments, events[2].item.status) == ("", "in_progress")
-    assert events[3].delta == events[4].arguments == events[5].item.arguments == '{"a":1}'
-    assert {event.item_id for event in events[3:5]} == {events[2].item.id} == {events[5].item.id}
+    assert [event.delta for event in events[3:5]] == ["{", '"a": 1}']
+    assert events[5].arguments == events[6].item.arguments == '{"a": 1}'
+    assert {event.item_id for event in events[3:6]} == {events[2].item.id} == {events[6].item.id}
+
+
+def test_a_call_that_broke_off_is_incomplete() -> None:
+    broken = CALL.replace("1}}", "1")
+    ends = ((started(), delta(broken), finished()), (started(), delta(broken.partition("</")[0]), finished(LENGTH)))
+    for replies in ends:
+        for response in (whole(*replies, tools=TOOLS), streamed(*replies, tools=TOOLS)[-1].response):
+            assert output(response) == [("f", '{"a": 1', "incomplete")]
+    replies = (started(), delta(f"{broken}And "), delta(CALL.partition("</")[0]), finished(LENGTH))
+    assert output(whole(*replies, tools=TOOLS)) == [
+        ("f", '{"a": 1', "incomplete"),
+        ("text", "And ", "completed"),
+        ("f", '{"a": 1}', "completed"),
+    ]
+
+
+def test_a_call_may_have_any_name() -> None:
+    """What is no tool's, too, as engines tell it."""
+    text = '<tool_call>{"name": "", "arguments": {"a": 1}}</tool_call>'
+    assert output(streamed(started(), delta(text), finished(), tools=TOOLS)[-1].response) == [
+        ("", '{"a": 1}', "completed")
+    ]
 
 
 def test_text_between_calls_is_a_message_in_its_place() -> None:
     replies = (started(), delta(f"Well.{CALL}"), delta(f"And {CALL}"), finished(text="!"))
     expected = [
         ("text", "Well.", "completed"),
-        ("f", '{"a":1}', "completed"),
+        ("f", '{"a": 1}', "completed"),
         ("text", "And ", "completed"),
-        ("f", '{"a":1}', "completed"),
+        ("f", '{"a": 1}', "completed"),
         ("text", "!", "completed"),
     ]
     response = whole(*replies, tools=TOOLS)
@@ -260,7 +284,9 @@ def test_a_failure_behind_comments_alone_is_told_after_the_first_events() -> Non
     assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
 
 
-PIECES = st.lists(st.sampled_from(["Well.", " ", "\n", CALL, "<tool_call>", "é", "{}"]), max_size=6).map("".join)
+PIECES = st.lists(
+    st.sampled_from(["Well.", " ", "\n", CALL, CALL[:40], "</tool_call>", "<tool_call>", "é", "{}"]), max_size=6
+).map("".join)
 
 
 @given(text=PIECES, cuts=st.lists(st.integers(1, 60), max_size=8), reason=st.sampled_from([0, LENGTH]))
