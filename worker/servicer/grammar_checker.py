@@ -1,7 +1,7 @@
 """The process that tries grammars (`grammar_check`), as the front sees it: what it says, and what its end says.
 
-A process that was killed, is stopped or gets no CPU says nothing of the grammar, which is then tried once more in a new
-one. On the event loop.
+A process that was killed, is stopped or gets no CPU says nothing of the grammar. Where it ended, the grammar is tried
+once more, in a new one; one that hangs has held up the others for long enough. On the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRY_S = 5.0
 _WALL_S = 8 * _TRY_S
 """How long the process may take to start, and then to answer; longer, and it is stopped or gets too little CPU."""
 _REST_S = 10.0
-"""After two processes in a row that did not answer: nobody waits for the next one meanwhile."""
+"""After a process that hung, or two in a row that ended: nobody waits for the next one meanwhile."""
 _DEADLY_S = 60.0
 """A grammar whose processes are killed, by the OOM killer say, costs the others a rest no more often than this."""
 
@@ -56,6 +56,8 @@ class GrammarChecker:
         try:
             try:
                 return await self._ask(grammar)
+            except TimeoutError:
+                raise
             except OSError as error:
                 _log.warning("a grammar is tried once more, in a new process", error=repr(error))
                 return await self._ask(grammar)

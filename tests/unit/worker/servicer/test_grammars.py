@@ -61,14 +61,6 @@ class Answering(FakeEngine):
         return [message.grammar for message in self.heard if isinstance(message, Prepare)]
 
 
-class Patient(GrammarChecker):
-    """Waits as long as it takes once it has killed a process."""
-
-    async def _kill(self) -> None:
-        await super()._kill()
-        self._wall_s = 60.0
-
-
 class Counting(GrammarChecker):
     """Says `verdicts` by source, and counts; waits for `gate`."""
 
@@ -168,12 +160,17 @@ async def test_the_start_of_the_process_takes_none_of_the_time_for_a_grammar(
 
 
 async def test_a_process_that_is_stopped_is_replaced(spec: TokenizerSpec) -> None:
-    checker = Patient(spec, MonotonicClock())
+    clock = ManualClock()
+    checker = GrammarChecker(spec, clock)
     try:
         assert await checker.why_not(regex("a+")) == ""
         assert checker._process is not None
         os.kill(checker._process.pid, signal.SIGSTOP)
         checker._wall_s = 0.2
+        with pytest.raises(Unavailable) as refused:
+            await checker.why_not(regex("b+"))
+        checker._wall_s = 60.0
+        clock.advance(refused.value.retry_after_s or 0.0)
         assert await checker.why_not(regex("b+")) == ""
     finally:
         await checker.close()
@@ -346,6 +343,25 @@ async def test_a_process_that_does_not_start_or_answer_is_no_fault_of_a_grammar(
         await grammars.admit(regex("a"))
     finally:
         await checker.close()
+
+
+@pytest.mark.parametrize(("line", "tries"), [("exec sleep 60", 1), ("echo ready; exec sleep 60", 1), ("exit 1", 2)])
+async def test_a_process_that_hangs_is_not_waited_for_twice(
+    break_python: Callable[[str], None], spec: TokenizerSpec, line: str, tries: int
+) -> None:
+    """The next one is as likely to get no CPU, and no other grammar is tried meanwhile."""
+    asked: list[Grammar] = []
+
+    class Noting(GrammarChecker):
+        async def _ask(self, grammar: Grammar) -> str:
+            asked.append(grammar)
+            return await super()._ask(grammar)
+
+    break_python(line)
+    checker = Noting(spec, ManualClock(), wall_s=0.2 if "sleep" in line else 60.0)
+    with pytest.raises(Unavailable):
+        await checker.why_not(regex("a"))
+    assert len(asked) == tries
 
 
 async def test_a_grammar_that_gets_its_processes_killed_waits_longer_than_the_others(
