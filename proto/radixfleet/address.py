@@ -15,6 +15,9 @@ DEFAULT_PORT = 7070
 
 _HOST_PORT = re.compile(r"(\[[\w.:%-]{2,253}\]|[\w.-]{1,253}):(\d{1,5})", re.ASCII)
 """A name in the DNS has at most 253 characters (RFC 1035)."""
+_DNS_PREFIX = re.compile(r"^dns:(//[^/]*/)?", re.IGNORECASE)
+"""Of a name that gRPC looks up, perhaps at a server of its own."""
+_OTHER_NAME = re.compile(r"(ipv4|ipv6|unix|unix-abstract|vsock|xds):.+", re.IGNORECASE)
 
 
 def is_host_port(text: str) -> bool:
@@ -26,12 +29,13 @@ def is_host_port(text: str) -> bool:
 def server_address(text: str) -> str:
     """What gRPC dials for `text`, as people write it: host:port, or a host alone, which means the router's port.
 
-    `dns:///host:port`, as gRPC spells names (in Kubernetes above all), and `unix:PATH` are taken too.
+    Names in gRPC's own notation (`dns:///host:port`, `ipv4:`, `unix:PATH`, `xds:///`) are taken too.
     Raises ValueError, which says what to write.
     """
-    if text.startswith("unix:"):
+    text = text.strip()
+    if _OTHER_NAME.match(text):
         return text
-    place = text.removeprefix("dns:///")
+    place = _DNS_PREFIX.sub("", text)
     if "://" in place:
         raise ValueError(
             f"write host:port, with the router's gRPC port ({DEFAULT_PORT}), not a URL "

@@ -32,7 +32,14 @@ def test_local_address(host, address):
         ("[::1]:9", "[::1]:9"),
         ("dns:///router.fleet.svc:7070", "dns:///router.fleet.svc:7070"),
         ("dns:///router", "dns:///router:7070"),
+        ("DNS:router:7071", "DNS:router:7071"),
+        ("dns://8.8.8.8/router", "dns://8.8.8.8/router:7070"),
+        ("ipv4:10.0.0.1:7070,10.0.0.2:7070", "ipv4:10.0.0.1:7070,10.0.0.2:7070"),
+        ("ipv6:[::1]:7070", "ipv6:[::1]:7070"),
         ("unix:/run/router.sock", "unix:/run/router.sock"),
+        ("unix-abstract:router", "unix-abstract:router"),
+        ("xds:///router", "xds:///router"),
+        (" gpu-3\n", "gpu-3:7070"),
     ],
 )
 def test_a_server_is_called_at_its_address_with_the_routers_port_where_none_is_given(text, address):
@@ -43,7 +50,6 @@ def test_a_server_is_called_at_its_address_with_the_routers_port_where_none_is_g
     ("text", "words"),
     [
         ("", "write host:port"),
-        (" ", "write host:port"),
         ("7070", "write host:port"),
         (":7070", "write host:port"),
         ("a:", "write host:port"),
@@ -51,6 +57,8 @@ def test_a_server_is_called_at_its_address_with_the_routers_port_where_none_is_g
         ("a:99999", "1 to 65535"),
         ("a:b", "write host:port"),
         ("::1", "[host]:port"),
+        ("unix:", "write host:port"),
+        ("dns:", "write host:port"),
         ("a:1/v1", "write host:port"),
         ("http://10.0.0.1:7072/v1", "the router's gRPC port (7070), not a URL (7072 is its port for HTTP)"),
         ("https://10.0.0.1", "not a URL"),
