@@ -41,14 +41,15 @@ CASES = (
     Case(
         "openai-node",
         f"openai {_VERSIONS['openai']} for Node",
-        "models; chats, completions and responses, whole and streamed; usage; n; log probabilities; errors; leaving",
+        "models; chats, completions and responses, whole and streamed; a demanded call; usage; "
+        "n; log probabilities; errors; leaving",
         _openai,
         needs=("node", "npm"),
     ),
     Case(
         "ai-sdk",
         f"@ai-sdk/openai-compatible {_VERSIONS['@ai-sdk/openai-compatible']}",
-        "generateText, streamText, completions, usage, errors",
+        "generateText, streamText, a demanded call, completions, usage, errors",
         _ai_sdk,
         needs=("node", "npm"),
     ),

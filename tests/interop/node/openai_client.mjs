@@ -53,6 +53,21 @@ await assert.rejects(client.chat.completions.create({ model: "tiny", messages, n
   return true;
 });
 
+const city = { type: "object", properties: { city: { enum: ["Bern", "Basel"] } }, required: ["city"] };
+const calling = client.chat.completions.stream({
+  model: "computed",
+  messages,
+  temperature: 0,
+  tools: [{ type: "function", function: { name: "weather", parameters: city } }],
+  tool_choice: "required",
+  parallel_tool_calls: false,
+});
+let told = "";
+calling.on("tool_calls.function.arguments.delta", (event) => (told += event.arguments_delta));
+const [call] = (await calling.finalMessage()).tool_calls;
+assert.equal(call.function.arguments, told);
+assert.ok(["Bern", "Basel"].includes(JSON.parse(told).city));
+
 // Leaving a stream in the middle ends the request in the fleet: the caller of this script looks.
 const endless = await client.chat.completions.create({ model: "tiny", messages, max_tokens: 1000000, stream: true });
 for await (const chunk of endless) {
