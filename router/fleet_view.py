@@ -24,6 +24,8 @@ IntArray: TypeAlias = npt.NDArray[np.intp]
 
 STEP_REQUESTS = 32
 """The fixed time of a step, in decodes: so many running requests make it twice as long as of an idle worker."""
+BURST_REQUESTS = 8
+"""About so many siblings a burst has. A prefill where so many run delays as many as would wait for it elsewhere."""
 
 
 class Viewed(Protocol):
@@ -104,9 +106,9 @@ class Columns:
 
     @property
     def num_idle(self) -> int:
-        """Workers with no queue, where a request could run at once, beside fewer than `STEP_REQUESTS` others."""
+        """Workers with no queue, where a request could run at once, beside fewer than `BURST_REQUESTS` others."""
         if self._num_idle is None:
-            idle = (self.queue == 0) & (self.place == inf) & (self.requests < STEP_REQUESTS)
+            idle = (self.queue == 0) & (self.place == inf) & (self.requests < BURST_REQUESTS)
             self._num_idle = int(np.count_nonzero(idle))
         return self._num_idle
 
@@ -250,7 +252,7 @@ class ColumnCosts(Mapping[int, float]):
 
 def _is_idle(figures: Figures) -> bool:
     """Whether a worker with these figures is idle: see `Columns.num_idle`."""
-    return not figures[0] and figures[5] == inf and figures[1] < STEP_REQUESTS
+    return not figures[0] and figures[5] == inf and figures[1] < BURST_REQUESTS
 
 
 def _least_of(column: FloatArray) -> float:

@@ -9,7 +9,7 @@
     B  how full the worker's cache is, in terms of the fleet's mean; 1.5 at most
     Q  what it waits for there: prompt tokens of others, neither cached nor computed yet, and KV tokens to come free;
        Q' what three workers of four have at least, and i the idle workers, 8 at least: those where no prompt waits,
-       another request could run at once, and fewer than 32 are in flight
+       another request could run at once, and fewer than 8 are in flight
     R  requests in flight there, and those of them once more that must end before another can run;
        R' the fleet's mean, r its least, F its sum
 
@@ -45,14 +45,14 @@ from random import Random
 import numpy as np
 
 from radixfleet.blocks import BLOCK_TOKENS
-from router.fleet_view import STEP_REQUESTS, Columns, FleetView, FloatArray, IntArray
+from router.fleet_view import BURST_REQUESTS, STEP_REQUESTS, Columns, FleetView, FloatArray, IntArray
 from router.policies.policy import cheapest_of, reason_of
 from router.view import NOBODY, Ranking, RequestView, WorkerView
 
 PLACE_WEIGHT = 0.1
 MOST_FILLED = 1.5
-CROWD = 8
-"""At this many users of a prefix, half of the price of a copy is theirs. A burst has about so many requests."""
+CROWD = BURST_REQUESTS
+"""At this many users of a prefix, half of the price of a copy is theirs."""
 MAIN = 0.8
 """At this share of all requests in flight it is half, too, unless they have all come in the same moment."""
 MOMENT_S = 0.005
@@ -110,7 +110,7 @@ def _costs(request: RequestView, matched: IntArray, most: int, columns: Columns)
     if columns.queued or is_short:
         # Q / (1 + 8/i + 3 Q'/N)
         usual = float(np.partition(queue, count // 4)[count // 4]) if is_short else columns.queue_at(count // 4)
-        delayed = 1 + CROWD / max(CROWD, columns.num_idle)
+        delayed = 1 + BURST_REQUESTS / max(BURST_REQUESTS, columns.num_idle)
         costs += queue * (prompt_tokens / (delayed * prompt_tokens + BACKLOG_WEIGHT * usual))
     # 2.5 N ((R - r)/(32 + R'))^3
     costs += columns.crowding * (BATCH_WEIGHT * prompt_tokens / (STEP_REQUESTS + columns.in_flight / count) ** 3)

@@ -210,7 +210,7 @@ def shape(
     room: bool = True,
     beside: float = 0,
     beside_mean: float = 0,
-    idle_below: int = 32,
+    idle_below: int = 8,
     name: str = "",
 ) -> Cheapest:
     """`MinCost` as its docstring writes it, with other constants.
@@ -222,7 +222,7 @@ def shape(
     `backlog_weight`: of Q'. `evenly` False: without the minimum. `always_half`: 2 in place of 1 + 8/i.
     `room` False: Q without the KV tokens that must come free. `beside`: U (1 + B/10 + beside (R - r)), for a prefill
     delays all that run there. `beside_mean`: U (1 + B/10 + beside_mean R/R'), R/R' 1.5 at most. `idle_below`: fewer in
-    flight than so many are idle, not 32.
+    flight than so many are idle, not 8.
     """
 
     def paid_by_others(request: RequestView, candidates: Sequence[WorkerView], most: int, mean: float) -> float:
@@ -271,8 +271,7 @@ def shape(
 
 
 def _is_idle(worker: WorkerView, below: int) -> bool:
-    """Nothing waits there, a request could run at once, and fewer are in flight than `below`: 32 make a step twice as
-    long."""
+    """Nothing waits there, a request could run at once, and fewer are in flight than `below`."""
     waits = worker.outstanding_prompt_tokens or worker.waiting_requests or worker.places_short
     return not waits and worker.requests_in_flight < below
 
@@ -342,7 +341,7 @@ CANDIDATES: Mapping[str, Policy] = _by_name(
     *(shape(crowd=1, steep=1, main=0), shape(crowd=3, main=0), shape(crowd=5, main=0)),
     *(shape(beside=1 / n, name=f"beside_{n}") for n in (4, 8, 16, 32, 64, 128)),
     *(shape(beside_mean=1 / n, name=f"beside_mean_{n}") for n in (10, 20)),
-    *(shape(idle_below=n, name=f"idle_below_{n}") for n in (4, 8, 16)),
+    *(shape(idle_below=n, name=f"idle_below_{n}") for n in (4, 16, 32)),
     *(shape(by_holder=True), shape(by_holder=True, crowd=3), shape(by_holder=True, place=0.5)),
 )
 """By name: what lost to the default."""

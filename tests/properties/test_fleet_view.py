@@ -97,9 +97,9 @@ def assert_equal(kept: Columns, anew: Columns) -> None:
 
 
 def is_idle(worker: WorkerView) -> bool:
-    """Nothing waits there, a request could run at once, and fewer run than make a step twice as long."""
+    """Nothing waits there, a request could run at once, and fewer run than a burst has siblings."""
     free = not (worker.outstanding_prompt_tokens or worker.waiting_requests or worker.places_short)
-    return free and not worker.unavailable and worker.requests_in_flight < 32
+    return free and not worker.unavailable and worker.requests_in_flight < 8
 
 
 @given(fleets())

@@ -65,19 +65,19 @@ class TestCost:
     @pytest.mark.parametrize(
         "busy",
         [
-            {"running": 32},
+            {"running": 8},
             {"running": 150},
             {"running": 4, "max_running": 4},
             {"running": 1, "waiting": 1},
             {"queued_tokens": 1},
         ],
-        ids=["a step's worth decodes", "more decodes", "no place", "one waits for memory", "queue"],
+        ids=["as many decode as a burst has siblings", "more decodes", "no place", "one waits for memory", "queue"],
     )
     def test_workers_that_a_prefill_would_delay_are_not_idle(self, busy: dict[str, Any]) -> None:
         """Then Q counts for half, as where few are idle."""
         others = [worker(slot, kv_tokens=10_000, **busy) for slot in range(1, 57)]
         assert self.weight_of_queue(others) == pytest.approx(1 / 2, abs=0.002)
-        few_decode = [worker(slot, running=31, max_running=64, kv_tokens=10_000) for slot in range(1, 57)]
+        few_decode = [worker(slot, running=7, max_running=64, kv_tokens=10_000) for slot in range(1, 57)]
         assert self.weight_of_queue(few_decode) == pytest.approx(7 / 8)
 
     @staticmethod
