@@ -144,7 +144,12 @@ def _packed(request: inference_pb2.GenerateRequest, tokens: TokenArray) -> infer
 
 def _sent_by_the_client(request: inference_pb2.GenerateRequest) -> inference_pb2.GenerateRequest:
     """What the router keeps of a message that it sends nowhere; read, never written."""
-    return inference_pb2.GenerateRequest(priority=request.priority) if request.priority else _NOTHING
+    limit = request.sampling.max_new_tokens
+    if not (request.priority or limit):
+        return _NOTHING
+    return inference_pb2.GenerateRequest(
+        priority=request.priority, sampling=inference_pb2.SamplingParams(max_new_tokens=limit or None)
+    )
 
 
 _NOTHING = inference_pb2.GenerateRequest()

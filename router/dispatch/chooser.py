@@ -120,7 +120,7 @@ class Chooser:
             request.fingerprint,
             request.look_aside and not group.all_native,
             _needs(group, request),
-            group.least_room(request.prompt_tokens),
+            group.least_room(request.prompt_tokens, request.answer_tokens),
         )
 
     def _booked(self, request: PreparedRequest, group: ModelGroup, workers: FleetView, began_s: float) -> Lease:
@@ -214,7 +214,12 @@ def _suitable(group: ModelGroup, request: PreparedRequest, excluded: Collection[
     """The workers of the group that can take the request at all."""
     wanted = _needs(group, request)
     return group.suitable(
-        request.prompt_tokens, request.fingerprint, look_aside=request.look_aside, excluded=excluded, needs=wanted
+        request.prompt_tokens,
+        request.fingerprint,
+        answer_tokens=request.answer_tokens,
+        look_aside=request.look_aside,
+        excluded=excluded,
+        needs=wanted,
     )
 
 
@@ -236,7 +241,7 @@ def _report(
     if not worker.speaks(request.fingerprint):
         reason = "another tokenizer"
     elif not suitable:
-        is_short = worker.longest_request <= request.prompt_tokens
+        is_short = worker.longest_request < request.prompt_tokens + request.answer_tokens
         reason = "context or KV pool too small" if is_short else "cannot do all that is asked for"
     elif cost is None:
         reason = worker.ineligible_reason

@@ -11,6 +11,8 @@ from radixfleet.blocks import BLOCK_TOKENS, chain_hashes
 from radixfleet.types import BlockHash, HashArray, TokenArray
 from radixfleet.v1 import inference_pb2
 
+_PACKED_BYTES = 4
+"""Of a token id in the packed form."""
 NO_TOKENIZER = 0
 """In the place of a tokenizer's fingerprint: the tokens only stand in for those that the engine will make."""
 
@@ -43,6 +45,12 @@ class PreparedRequest:
     def prompt_tokens(self) -> int:
         """Length of `tokens`: for a worker, all of it is prompt."""
         return len(self.tokens)
+
+    @property
+    def answer_tokens(self) -> int:
+        """The most tokens that come behind `tokens`; 1 where the client sets no limit: then any room is enough."""
+        num_generated = len(self.message.generated.packed) // _PACKED_BYTES
+        return max(1, self.message.sampling.max_new_tokens - num_generated)
 
     def output_hashes(self, output: TokenArray) -> HashArray:
         """Hashes of the whole blocks that `output` completed, the chain continued from the prompt's last whole block.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 
 from router.fleet_view import FleetView
@@ -59,30 +59,37 @@ class ModelGroup:
         prompt_tokens: int,
         fingerprint: int | None,
         *,
+        answer_tokens: int = 1,
         look_aside: bool = False,
         excluded: Collection[WorkerState] = (),
         needs: frozenset[str] = frozenset(),
     ) -> FleetView:
-        """Workers that understand the tokens; where some have room for it, only those. Read it in this turn.
+        """Workers that understand the tokens; where some have room for prompt and answer, only those, else only those
+        with room for the prompt, where there are any. Read it in this turn.
 
         `look_aside`: and that speak our own dialect, because the client calls them itself. `needs`: and that lack none
         of these (see `router.dialects.needs`).
         """
         is_special = needs or excluded or (look_aside and not self.all_native)
-        if not is_special and self._all_fit(prompt_tokens, fingerprint):
+        if not is_special and self._all_fit(prompt_tokens + answer_tokens, fingerprint):
             return self.view
         workers = [
             worker
             for worker in self.workers
             if (worker.is_native or not look_aside) and not (needs and needs & worker.lacks)
         ]
-        fitting = self._fitting(workers, prompt_tokens, fingerprint)
+        fitting = self._fitting(workers, prompt_tokens, answer_tokens, fingerprint)
         return self.view.only(self._places[worker.slot] for worker in fitting if worker not in excluded)
 
-    def least_room(self, prompt_tokens: int) -> int:
-        """Tokens of the longest request of the smallest worker on which the prompt fits; 0 when it fits nowhere."""
-        larger = bisect_right(self._lengths, prompt_tokens)
-        return self._lengths[larger] if larger < len(self._lengths) else 0
+    def least_room(self, prompt_tokens: int, answer_tokens: int = 1) -> int:
+        """Tokens of the longest request of the smallest worker on which prompt and answer fit, or else the prompt; 0
+        when it fits nowhere.
+        """
+        for tokens in (prompt_tokens + answer_tokens, prompt_tokens + 1):
+            place = bisect_left(self._lengths, tokens)
+            if place < len(self._lengths):
+                return self._lengths[place]
+        return 0
 
     def room(self, prompt_tokens: int, fingerprint: int | None) -> int:
         """Tokens that the answer may have on every suitable worker; less than 1 when nothing fits.
@@ -90,22 +97,26 @@ class ModelGroup:
         Of those that leave or have failed it counts only where there are no others.
         """
         longest = self.longest_everywhere
-        if len(self._lengths) > 1 or not self._all_fit(prompt_tokens, fingerprint):
-            fitting = self._fitting(self.workers, prompt_tokens, fingerprint)
+        if len(self._lengths) > 1 or not self._all_fit(prompt_tokens + 1, fingerprint):
+            fitting = self._fitting(self.workers, prompt_tokens, 1, fingerprint)
             staying = [worker for worker in fitting if worker.ineligible_reason not in _LEAVING] or fitting
             longest = min((worker.longest_request for worker in staying), default=0)
         return longest - prompt_tokens
 
-    def _all_fit(self, prompt_tokens: int, fingerprint: int | None) -> bool:
-        return prompt_tokens < self.longest_everywhere and (fingerprint is None or self.fingerprints == {fingerprint})
+    def _all_fit(self, tokens: int, fingerprint: int | None) -> bool:
+        return tokens <= self.longest_everywhere and (fingerprint is None or self.fingerprints == {fingerprint})
 
     def _fitting(
-        self, workers: Sequence[WorkerState], prompt_tokens: int, fingerprint: int | None
+        self, workers: Sequence[WorkerState], prompt_tokens: int, answer_tokens: int, fingerprint: int | None
     ) -> Sequence[WorkerState]:
-        if self._all_fit(prompt_tokens, fingerprint):
+        if self._all_fit(prompt_tokens + answer_tokens, fingerprint):
             return workers
         speaking = [worker for worker in workers if worker.speaks(fingerprint)]
-        return [worker for worker in speaking if worker.longest_request > prompt_tokens] or speaking
+        for tokens in (prompt_tokens + answer_tokens, prompt_tokens + 1):
+            fitting = [worker for worker in speaking if worker.longest_request >= tokens]
+            if fitting:
+                return fitting
+        return speaking
 
 
 def model_groups(workers: Sequence[WorkerState]) -> dict[str, ModelGroup]:

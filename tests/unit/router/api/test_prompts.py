@@ -258,6 +258,15 @@ async def test_unknown_ids_have_no_text(threads: Threads, ids: list[int]) -> Non
     assert await prompts.detokenize(inference_pb2.DetokenizeRequest(token_ids=[104, 105])) == "hi"
 
 
+@pytest.mark.parametrize("look_aside", [False, True])
+async def test_the_limit_of_an_answer_is_known_to_the_choice(threads: Threads, *, look_aside: bool) -> None:
+    prompts = Preparing(threads, "m").prompts
+    message = request(np.arange(100, dtype=np.uint32))
+    assert prompts.begin(message, look_aside=look_aside).work().answer_tokens == 1, "any room is enough"
+    message.sampling.max_new_tokens = 50
+    assert prompts.begin(message, look_aside=look_aside).work().answer_tokens == 50
+
+
 async def test_look_aside_refuses_what_no_worker_can_take(threads: Threads) -> None:
     """Its client would get a lease, and hear of it from the worker; a request that is sent on brings that answer."""
     preparing = Preparing(threads, "m", "m")

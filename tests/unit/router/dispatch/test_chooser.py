@@ -7,7 +7,9 @@ import pytest
 
 from radixfleet.errors import Unavailable
 from radixfleet.types import WorkerStatus
+from radixfleet.v1 import inference_pb2
 from router.dispatch.lease import Verdict
+from router.dispatch.request import PreparedRequest
 from tests.support.router_parts import CAPACITY, MODEL, Parts, prepared, tokens
 
 
@@ -166,6 +168,23 @@ def test_a_prompt_too_long_for_some_workers_goes_to_another() -> None:
         assert parts.chooser.choose(prepared(300)).worker is long
     # Too long for all: any worker says so with the numbers.
     parts.chooser.choose(prepared(tokens(2_000_000)))
+
+
+def test_an_answer_too_long_for_some_workers_goes_to_another() -> None:
+    parts = Parts(1)
+    small = parts.add("small", capacity=replace(CAPACITY, kv_tokens=1_000))
+
+    def limited(most: int, generated: int = 0) -> PreparedRequest:
+        message = inference_pb2.GenerateRequest(sampling=inference_pb2.SamplingParams(max_new_tokens=most))
+        request = prepared(300, message=message)
+        return request.continued(tokens(generated)) if generated else request
+
+    assert {parts.chooser.choose(limited(701)).worker for _ in range(8)} == {parts.workers[0]}
+    assert {parts.chooser.choose(limited(701, generated=200)).worker for _ in range(8)} == {parts.workers[0]}
+    assert small in {parts.chooser.choose(limited(700)).worker for _ in range(8)}
+    assert small in {parts.chooser.choose(limited(700, generated=200)).worker for _ in range(8)}
+    reasons = {report.worker: report.ineligible_reason for report in parts.chooser.explain(limited(701)).candidates}
+    assert reasons[small] == "context or KV pool too small"
 
 
 def test_an_explanation_changes_nothing_and_foretells_the_choice() -> None:

@@ -99,6 +99,23 @@ def test_those_with_a_kv_pool_large_enough_come_first() -> None:
     assert small.longest_request == 1_000
 
 
+def test_those_with_room_for_prompt_and_answer_come_before_those_with_room_for_the_prompt() -> None:
+    parts = Parts(1)
+    parts.add("small", capacity=replace(CAPACITY, kv_tokens=1_000))
+    parts.add("tiny", capacity=replace(CAPACITY, kv_tokens=500))
+    group = parts.group("m")
+
+    def names(prompt_tokens: int, answer_tokens: int) -> list[str]:
+        return [view.worker_id for view in group.suitable(prompt_tokens, None, answer_tokens=answer_tokens)]
+
+    assert names(400, 100) == ["w0", "small", "tiny"]
+    assert names(400, 600) == ["w0", "small"]
+    assert names(400, 601) == ["w0"]
+    assert names(600, 2_000_000) == ["w0", "small"], "nobody has room for the answer; an engine may cut it short"
+    rooms = [group.least_room(400, 100), group.least_room(400, 601), group.least_room(600, 2_000_000)]
+    assert rooms == [500, MODEL.max_context_tokens, 1_000]
+
+
 def test_a_worker_that_drains_does_not_shorten_the_answers_of_the_others() -> None:
     parts = Parts(1)
     small = parts.add("small", capacity=replace(CAPACITY, kv_tokens=1_000))
