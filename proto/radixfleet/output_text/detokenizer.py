@@ -8,7 +8,8 @@ neighbours (a leading space, runs of byte tokens). So a small window of tokens i
              every token to the left      | [0, a)         | [a, n)   decoded together
 
 - The first context is the end of the prompt: SentencePiece decoders drop the space of the very first word, and an
-  answer would be glued to the text that it goes on.
+  answer would be glued to the text that it goes on. It is the last token, or the last few where a character lies
+  across them.
 - Text that ends without U+FFFD is certain; pending then becomes the new context, which so begins and ends between
   characters.
 - Text that ends with U+FFFD may be a character not yet whole. An unfinished character is at most 3 bytes, which show as
@@ -29,6 +30,8 @@ Decode: TypeAlias = Callable[[Sequence[int]], str]
 """Text of a token sequence: the tokenizer's whole-sequence decoding, with the request's options applied."""
 
 REPLACEMENT = "\ufffd"
+CONTEXT_TOKENS = 4
+"""No character lies across more."""
 
 _UNFINISHED_BYTES = 3
 _WINDOW_TOKENS = 16
@@ -39,16 +42,20 @@ class Detokenizer:
 
     def __init__(self, decode: Decode, invisible: frozenset[int] = frozenset(), *, context: Sequence[int] = ()) -> None:
         """`invisible`: tokens that give no text under the request's options (special). `context`: what the first token
-        follows, of which the last token is enough.
+        follows, of which the last `CONTEXT_TOKENS` are enough.
         """
         self._decode = decode
         self._invisible = invisible
-        self._context = list(context)
+        self._context: list[int] = []
         self._pending: list[int] = []
-        self._given = decode(context)
+        self._given = ""
         """The part of the window's text that was returned already, or is the prompt's."""
-        if REPLACEMENT in self._given:  # the prompt ends within a character
-            self._context, self._given = [], ""
+        for num_tokens in range(1, min(len(context), CONTEXT_TOKENS) + 1):
+            end = list(context[-num_tokens:])
+            text = decode(end)
+            if REPLACEMENT not in text:  # else it begins within a character, or the prompt ends within one
+                self._context, self._given = end, text
+                break
 
     def push(self, token_id: int) -> str:
         """Take the next token; returns the text that is now certain, possibly empty."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from radixfleet.output_text.detokenizer import Detokenizer
+from radixfleet.output_text.detokenizer import CONTEXT_TOKENS, Detokenizer
 from radixfleet.output_text.output import OutputText
 from radixfleet.output_text.stop_strings import StopMatcher, StopStrings
 from radixfleet.text import Tokenizer
@@ -18,7 +18,7 @@ def texts_of(
     skip = sampling.skip_special_tokens
     decode = partial(tokenizer.decode, skip_special_tokens=skip)
     invisible = tokenizer.special_token_ids if skip else frozenset()
-    context = prompt[-1:].tolist()
+    context = prompt[-CONTEXT_TOKENS:].tolist()
     stops = StopStrings(sampling.stop) if sampling.stop else None
     unseen = {
         token_id: stop for stop in sampling.stop if skip and (token_id := tokenizer.special_token_id(stop)) is not None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from radixfleet import text
 from radixfleet.output_text.detokenizer import Detokenizer
+from radixfleet.output_text.texts import texts_of
+from radixfleet.types import SamplingParams
+from tests.support.small_tokenizers import spec_of
 from tests.support.token_texts import byte_fallback_tokenizer, byte_level_tokenizer, piece_ids
 
 
@@ -113,6 +118,16 @@ def test_an_answer_goes_on_with_the_text_of_its_prompt(prompt: str, answer: str)
     stream = Detokenizer(tokenizer.decode, context=before[-1:])
     assert "".join(map(stream.push, ids)) + stream.finish() == answer
     assert tokenizer.decode(before) + answer == tokenizer.decode(before + ids)
+
+
+@pytest.mark.parametrize("end", ["é", "你", "😀", "😀😀"])
+def test_an_answer_goes_on_with_a_prompt_that_ends_with_a_character_of_bytes(end: str) -> None:
+    """The last of its tokens alone is no text, and without a context the answer would lose its first space."""
+    plain = byte_fallback_tokenizer([" ", *"otw"])
+    before, ids = list(end.encode()), [plain.token_to_id(character) for character in "▁two"]
+    (output,) = texts_of(text.Tokenizer(spec_of(plain)), SamplingParams(), frozenset(), np.array(before, np.uint32))
+    assert "".join(map(output.push, ids)) + output.finish() == " two"
+    assert plain.decode(before + ids) == end + " two"
 
 
 def test_a_prompt_that_ends_within_a_character_is_no_context() -> None:
