@@ -5,20 +5,23 @@ A request has n choices for each of its prompts; those of prompt p are number p 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeAlias
 
 from msgspec import UNSET
 
 from radixfleet import convert
 from radixfleet.errors import Unavailable
+from radixfleet.output_text.detokenizer import CONTEXT_TOKENS
 from radixfleet.types import FinishReason as Ending
 from radixfleet.v1 import inference_pb2
 from router.api.preparing import ServedModel
 from router.dispatch.request import PreparedRequest
 from router.http.openai.echo import Echo
 from router.http.openai.logprobs import (
+    TokenPlaces,
     TokenTexts,
     chat_logprobs,
     completion_logprobs,
@@ -152,16 +155,26 @@ class CompletionChoices:
         self._prompt_only = prompt_only
         self._echo: Echo | None = None
         self._texts: TokenTexts | None = None
-        self._lengths: dict[int, int] = {}
-        """Characters of each choice so far."""
+        self._new_places: Callable[[], TokenPlaces] | None = None
+        """Where an answer's tokens stand, anew for each choice; None where no log probabilities are told."""
+        self._places: dict[int, TokenPlaces | None] = {}
+        """Of the choices that have begun."""
 
     def begin(self, request: PreparedRequest, model: ServedModel) -> None:
         """See `Choices`."""
-        if request.message.sampling.HasField("logprobs"):
-            self._texts = token_texts(model.known_tokenizer)
+        sampling = request.message.sampling
         if self._wants_echo:
             self._echo = Echo(model.known_tokenizer, request.tokens, self._echo_text)
-            if self._texts is not None:
+        if sampling.HasField("logprobs"):
+            self._texts = token_texts(model.known_tokenizer)
+            self._new_places = partial(
+                TokenPlaces,
+                model.known_tokenizer,
+                first=len(self._echo.text) if self._echo is not None else 0,
+                context=request.tokens[-CONTEXT_TOKENS:].tolist(),
+                skip_special_tokens=not sampling.HasField("skip_special_tokens") or sampling.skip_special_tokens,
+            )
+            if self._echo is not None:
                 self._echo.tell([None])
 
     def take(self, message: inference_pb2.GenerateResponse) -> list[CompletionPart]:
@@ -173,8 +186,8 @@ class CompletionChoices:
         if kind not in ("delta", "finished"):
             return []
         parts = []
-        if message.index not in self._lengths:
-            self._lengths[message.index] = 0
+        if message.index not in self._places:
+            self._places[message.index] = None if self._new_places is None else self._new_places()
             if self._echo is not None:
                 parts.append(self._part(message.index, self._echo.text, (), ()))
                 parts[0].logprobs = joined_completion(self._echo.logprobs)
@@ -199,9 +212,9 @@ class CompletionChoices:
         logprobs: Sequence[inference_pb2.TokenLogprobs],
     ) -> CompletionPart:
         part = CompletionPart(self._first_index + index, text)
-        if self._texts is not None and token_ids:
-            part.logprobs = completion_logprobs(token_ids, logprobs, self._texts, self._lengths[index])
-        self._lengths[index] += len(text)
+        places = self._places[index]
+        if self._texts is not None and places is not None and token_ids:
+            part.logprobs = completion_logprobs(token_ids, logprobs, self._texts, places)
         return part
 
 

@@ -7,8 +7,9 @@ may depend on being the first (a space that is dropped there), so its text is wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
+from radixfleet.output_text.detokenizer import Detokenizer
 from radixfleet.text import Tokenizer
 from radixfleet.v1 import inference_pb2
 from router.http.openai.shapes import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
@@ -45,6 +46,40 @@ def token_texts(tokenizer: Tokenizer) -> TokenTexts:
     return TokenTexts(tokenizer)
 
 
+class TokenPlaces:
+    """Where the tokens of a text stand in it: each behind what those before it have made certain.
+
+    So the tokens of one character stand together, and text that is held back from a client counts as text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        first: int = 0,
+        num_unwritten: int = 0,
+        context: Sequence[int] = (),
+        skip_special_tokens: bool = False,
+    ) -> None:
+        """`first`: where the first stands. `num_unwritten`: so many at the beginning are not in the text. `context`:
+        what it goes on from.
+        """
+        decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        invisible = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._detokenizer = Detokenizer(decode, invisible, context=context)
+        self._place = first
+        self._num_unwritten = num_unwritten
+
+    def next(self, token_id: int) -> int:
+        """Characters before the next token."""
+        place = self._place
+        if self._num_unwritten:
+            self._num_unwritten -= 1
+        else:
+            self._place += len(self._detokenizer.push(token_id))
+        return place
+
+
 def chat_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[inference_pb2.TokenLogprobs], texts: TokenTexts
 ) -> ChatLogprobs:
@@ -69,16 +104,15 @@ def completion_logprobs(
     token_ids: Iterable[int],
     logprobs: Iterable[inference_pb2.TokenLogprobs | None],
     texts: TokenTexts,
-    offset: int,
+    places: TokenPlaces,
 ) -> CompletionLogprobs:
-    """One entry for each token. `offset`: characters of the answer before the first of them."""
+    """One entry for each token, the next of the text that `places` knows."""
     lists = CompletionLogprobs([], [], [], [])
     assert lists.top_logprobs is not None, "just made"
     for token_id, entry in zip(token_ids, logprobs, strict=True):
         text = texts[token_id]
         lists.tokens.append(text)
-        lists.text_offset.append(offset)
-        offset += len(text)
+        lists.text_offset.append(places.next(token_id))
         if entry is None:
             lists.token_logprobs.append(None)
             lists.top_logprobs.append(None)

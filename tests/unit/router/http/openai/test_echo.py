@@ -1,4 +1,4 @@
-"""Where the tokens of a prompt stand in the text that an answer begins with."""
+"""Where tokens stand in the text of an answer, and of the prompt that it may begin with."""
 
 from __future__ import annotations
 
@@ -67,3 +67,30 @@ def test_the_tokens_of_one_character_stand_at_its_place() -> None:
     assert known is not None
     text, _, offsets = echoed(known, list("é!€.".encode()))
     assert (text, offsets) == ("é!€.", [0, 0, 1, 2, 2, 2, 3])
+
+
+def offsets_of(*deltas: inference_pb2.Delta) -> list[int]:
+    choices = CompletionChoices(0, echo=False)
+    choices.begin(prepared(logprobs=0), model())
+    parts = [part for delta in deltas for part in choices.take(inference_pb2.GenerateResponse(delta=delta))]
+    return [offset for part in parts if part.logprobs is not None for offset in part.logprobs.text_offset]
+
+
+def spoken(tokens: bytes, text: str, *others: int) -> inference_pb2.Delta:
+    ids = [*tokens, *others]
+    return inference_pb2.Delta(
+        token_ids=ids, text=text, logprobs=[inference_pb2.TokenLogprobs(logprob=-1.0)] * len(ids)
+    )
+
+
+def test_text_that_is_held_back_counts_as_text() -> None:
+    """As where a stop string may begin."""
+    assert offsets_of(spoken(b"a", "a"), spoken(b"S", ""), spoken(b"T", ""), spoken(b"x", "STx")) == [0, 1, 2, 3]
+
+
+def test_the_tokens_of_a_character_of_an_answer_stand_at_its_place() -> None:
+    assert offsets_of(spoken("é".encode(), "é"), spoken("€!".encode(), "€!")) == [0, 0, 1, 1, 1, 2]
+
+
+def test_a_special_token_that_the_text_leaves_out_takes_no_place() -> None:
+    assert offsets_of(spoken(b"a", "a", 256), spoken(b"b", "b", 256, ord("c"))) == [0, 1, 1, 2, 2]
