@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -11,20 +11,25 @@ from radixfleet.sampling import MAX_TOKENS
 from radixfleet.types import MAX_LOGPROBS
 from router.http.openai.requests import JsonFormat, Sampling, TextFormat
 
+_MetadataKey: TypeAlias = Annotated[str, Meta(max_length=64)]
+_MetadataValue: TypeAlias = Annotated[str, Meta(max_length=512)]
+
 
 class InputPart(msgspec.Struct):
     """Part of a message, or of what a function returned; only text is served."""
 
-    type: str
-    """"input_text", "output_text", "text" or "refusal"."""
+    type: str | None = None
+    """"input_text", "output_text", "text" or "refusal". It is needed, which translation tells."""
     text: str | None = None
     refusal: str | None = None
     """The text of a refusal."""
 
 
 class InputItem(msgspec.Struct, kw_only=True):
-    """One item of a conversation. Which fields it needs is a matter of its type."""
+    """One item of a conversation. Which fields it needs, and what is in them, is a matter of its type."""
 
+    id: str | None = None
+    """Alone, it refers to an item that was stored: that is refused."""
     type: str | None = None
     """"message" where there is none; "function_call", "function_call_output"; "reasoning" is passed over."""
     role: Literal["system", "developer", "user", "assistant"] | None = None
@@ -32,9 +37,9 @@ class InputItem(msgspec.Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     """Of the function that was called."""
-    arguments: str | None = None
-    """Of the call, as JSON."""
-    output: str | list[InputPart] | None = None
+    arguments: str | dict[str, Any] | None = None
+    """Of the call, as JSON in a text. Only items that are refused have objects here, and in the output."""
+    output: str | list[InputPart] | dict[str, Any] | None = None
     """What the function returned."""
 
 
@@ -73,7 +78,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     """Of the likeliest tokens, where log probabilities are told."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the chat template."""
-    metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
+    metadata: Annotated[dict[_MetadataKey, _MetadataValue], Meta(max_length=16)] | None = None
     """Sent back as it is; so are the three below, which change nothing."""
     user: str | None = None
     safety_identifier: str | None = None
@@ -85,8 +90,15 @@ class ResponsesRequest(Sampling, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     """"auto" is refused."""
     previous_response_id: Any = None
-    """Refused, as are the four below."""
+    """Refused, as are all below."""
     conversation: Any = None
     prompt: Any = None
     response_format: Any = None
     max_tokens: Any = None
+    max_completion_tokens: Any = None
+    n: Any = None
+    logprobs: Any = None
+    functions: Any = None
+    audio: Any = None
+    modalities: Any = None
+    web_search_options: Any = None

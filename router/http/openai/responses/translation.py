@@ -21,6 +21,7 @@ from router.http.openai.responses.request import InputItem, InputPart, NamedSche
 
 _LOGPROBS = "message.output_text.logprobs"
 _WHOLE = "nothing is stored here, so send the whole conversation as input"
+_TEXT_ALONE = "the models served here write text alone"
 _INSTEAD: Mapping[str, str] = {
     "previous_response_id": _WHOLE,
     "conversation": _WHOLE,
@@ -28,6 +29,13 @@ _INSTEAD: Mapping[str, str] = {
     "background": "nothing is stored here, so stream the answer or wait for it",
     "response_format": "send text.format",
     "max_tokens": "send max_output_tokens",
+    "max_completion_tokens": "send max_output_tokens",
+    "n": "send a request for each answer",
+    "logprobs": f"send include: [{_LOGPROBS!r}]",
+    "functions": "send tools",
+    "audio": _TEXT_ALONE,
+    "modalities": _TEXT_ALONE,
+    "web_search_options": "nothing is searched here",
 }
 """What to do in the place of a field."""
 _NAMES = (
@@ -72,7 +80,8 @@ def in_responses_names(error: InvalidRequest) -> InvalidRequest:
 
 def _refuse(request: ResponsesRequest) -> None:
     for name, instead in _INSTEAD.items():
-        if getattr(request, name) not in (None, False):
+        value = getattr(request, name)
+        if value is not None and value is not False:
             raise InvalidRequest(f"{name} is not served: {instead}", field=name)
     if request.truncation == "auto":
         raise InvalidRequest("truncation must be 'disabled': no input is shortened here", field="truncation")
@@ -92,12 +101,16 @@ def _messages(request: ResponsesRequest) -> list[Message]:
 
 def _add(item: InputItem, path: str, messages: list[Message]) -> None:
     """One item more. Calls belong to the assistant's message before them: so the model wrote them, and so it is
-    found in the cache.
+    found in the cache. Text behind calls belongs to theirs: a chat's turn has its text in one, before all calls.
     """
     if item.type in (None, "message"):
         if item.role is None:
-            raise _missing(f"{path}.role")
-        messages.append(Message(role=item.role, content=_content(item.content, f"{path}.content")))
+            raise _stored(path) if item.type is None and item.id is not None else _missing(f"{path}.role")
+        content = _content(item.content, f"{path}.content")
+        if item.role == "assistant" and messages and messages[-1].tool_calls:
+            messages[-1].content = [*_parts(messages[-1].content), *_parts(content)]
+        else:
+            messages.append(Message(role=item.role, content=content))
     elif item.type == "function_call":
         if not messages or messages[-1].role != "assistant":
             messages.append(Message(role="assistant"))
@@ -106,6 +119,8 @@ def _add(item: InputItem, path: str, messages: list[Message]) -> None:
     elif item.type == "function_call_output":
         call_id = _needed(item.call_id, f"{path}.call_id")
         messages.append(Message(role="tool", tool_call_id=call_id, content=_content(item.output, f"{path}.output")))
+    elif item.type == "item_reference":
+        raise _stored(path)
     elif item.type != "reasoning":
         raise InvalidRequest(
             f"{path} is {item.type!r}: items may be message, function_call, function_call_output and reasoning",
@@ -114,6 +129,8 @@ def _add(item: InputItem, path: str, messages: list[Message]) -> None:
 
 
 def _call(item: InputItem, path: str) -> dict[str, Any]:
+    if isinstance(item.arguments, dict):
+        raise InvalidRequest(f"{path}.arguments must be JSON in a text", field=f"{path}.arguments")
     function = {
         "name": _needed(item.name, f"{path}.name"),
         "arguments": _needed(item.arguments, f"{path}.arguments"),
@@ -121,15 +138,23 @@ def _call(item: InputItem, path: str) -> dict[str, Any]:
     return {"id": _needed(item.call_id, f"{path}.call_id"), "type": "function", "function": function}
 
 
-def _content(content: str | list[InputPart] | None, path: str) -> str | list[ContentPart]:
+def _content(content: str | list[InputPart] | dict[str, Any] | None, path: str) -> str | list[ContentPart]:
     if content is None:
         raise _missing(path)
+    if isinstance(content, dict):
+        raise InvalidRequest(f"{path} must be a text, or a list of parts", field=path)
     if isinstance(content, str):
         return content
     return [ContentPart("text", _text(part, f"{path}[{index}]")) for index, part in enumerate(content)]
 
 
+def _parts(content: str | list[ContentPart] | None) -> list[ContentPart]:
+    return content if isinstance(content, list) else [ContentPart("text", content)] if content else []
+
+
 def _text(part: InputPart, path: str) -> str:
+    if part.type is None:
+        raise _missing(f"{path}.type")
     if part.type == "refusal":
         return _needed(part.refusal, f"{path}.refusal")
     if part.type not in _TEXT_PARTS:
@@ -168,3 +193,7 @@ def _needed(value: str | None, path: str) -> str:
 
 def _missing(path: str) -> InvalidRequest:
     return InvalidRequest(f"{path} is missing or null", field=path)
+
+
+def _stored(path: str) -> InvalidRequest:
+    return InvalidRequest(f"{path} refers to an item: nothing is stored here, so send the item itself", field=path)

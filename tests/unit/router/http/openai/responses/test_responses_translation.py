@@ -20,6 +20,7 @@ CALLED = {
     "type": "function",
     "function": {"name": "weather", "arguments": '{"city": "Bern"}'},
 }
+RETURNED = {"type": "function_call_output", "call_id": "c1", "output": "sunny"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
@@ -128,6 +129,25 @@ def test_calls_belong_to_the_message_before_them_and_what_they_returned_follows(
     ]
 
 
+def test_an_answer_that_is_sent_back_is_one_turn() -> None:
+    """Text behind a call joins its message: strict templates refuse an assistant that follows itself."""
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
+    other = CALL | {"call_id": "c2"}
+    both = [CALLED, CALLED | {"id": "c2"}]
+    for item in (said, {"role": "assistant", "content": "Well."}):
+        assert messages(item, CALL, {"role": "assistant", "content": "And"}, other, RETURNED) == [
+            {
+                "role": "assistant",
+                "content": [{"type": "text", "text": "Well."}, {"type": "text", "text": "And"}],
+                "tool_calls": both,
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+        ]
+    assert messages(CALL, said, other) == [
+        {"role": "assistant", "content": [{"type": "text", "text": "Well."}], "tool_calls": both}
+    ]
+
+
 def test_log_probabilities_are_told_to_those_who_ask() -> None:
     assert chat(top_logprobs=3)["logprobs"] is False
     assert "top_logprobs" not in chat(top_logprobs=3)
@@ -143,12 +163,33 @@ def test_log_probabilities_are_told_to_those_who_ask() -> None:
         ({"truncation": "auto"}, "truncation", "no input is shortened"),
         ({"response_format": {"type": "json_object"}}, "response_format", "send text.format"),
         ({"max_tokens": 5}, "max_tokens", "send max_output_tokens"),
+        ({"max_tokens": 0}, "max_tokens", "send max_output_tokens"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens", "max_completion_tokens is not served: send max_output"),
+        ({"n": 2}, "n", "send a request for each answer"),
+        ({"logprobs": True}, "logprobs", "send include: ['message.output_text.logprobs']"),
+        ({"functions": [{"name": "f"}]}, "functions", "send tools"),
+        ({"audio": {"voice": "x"}}, "audio", "write text alone"),
+        ({"modalities": ["text", "audio"]}, "modalities", "write text alone"),
+        ({"web_search_options": {}}, "web_search_options", "nothing is searched"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata", "length <= 64"),
+        ({"metadata": {"k": "v" * 513}}, "metadata", "length <= 512"),
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be 1 or more"),
         ({"input": []}, "input", "length >= 1"),
         ({"input": [{"type": "reasoning"}]}, "input", "nothing but reasoning"),
         ({"input": [{"content": "hi"}]}, "input[0].role", "missing"),
         ({"input": [{"role": "user"}]}, "input[0].content", "missing"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "item_reference"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]", "so send the item itself"),
+        ({"input": [{"type": None, "id": "msg_1"}]}, "input[0]", "so send the item itself"),
+        ({"input": [{"id": "msg_1"}]}, "input[0]", "so send the item itself"),
+        (
+            {"input": [{"type": "computer_call_output", "output": {"type": "computer_screenshot"}}]},
+            "input[0].type",
+            "is 'computer_call_output': items may be",
+        ),
+        ({"input": [{"type": "tool_search_call", "arguments": {"q": 1}}]}, "input[0].type", "'tool_search_call'"),
+        ({"input": [{"type": "shell_call_output", "output": [{"stdout": "a"}]}]}, "input[0].type", "'shell_call"),
+        ({"input": [CALL | {"arguments": {}}]}, "input[0].arguments", "must be JSON in a text"),
+        ({"input": [RETURNED | {"output": {}}]}, "input[0].output", "must be a text"),
         ({"input": [CALL | {"call_id": None}]}, "input[0].call_id", "missing"),
         ({"input": [CALL | {"name": None}]}, "input[0].name", "missing"),
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output", "missing"),
@@ -158,6 +199,7 @@ def test_log_probabilities_are_told_to_those_who_ask() -> None:
             "read text alone",
         ),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text", "missing"),
+        ({"input": [{"role": "user", "content": [{"text": "hi"}]}]}, "input[0].content[0].type", "missing"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function'"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "tools[0].name must be a text"),
         ({"tools": [{"type": "function", "name": "f", "parameters": 5}]}, "tools[0].parameters", "must be an object"),
