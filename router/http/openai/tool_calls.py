@@ -76,7 +76,9 @@ class ToolCallFinder:
         """`names`: of the tools."""
         self._names = names
         self._held = ""
-        """Outside of calls, what may be the beginning of an opening mark or the notation between calls."""
+        """Outside of calls, what may be the beginning of an opening mark."""
+        self._blank: list[str] = []
+        """White space since the last call: notation, unless text comes behind it."""
         self._inside: list[str] | None = None
         """The pieces since an opening mark, or since what has been told of the call; None: outside."""
         self._beginning = ""
@@ -108,19 +110,21 @@ class ToolCallFinder:
             self._end(CALL_OPEN + inside, inside, found)
             return found
         held, self._held = self._held, ""
-        return [held] if held and not self._is_notation(held) else []
+        return ["".join((*self._blank, held))] if held else []
 
     def _read_text(self, text: str, found: list[Found]) -> str | None:
         """Outside of calls. Returns what comes behind an opening mark, and None where there is none."""
         text, mark, rest = (self._held + text).partition(CALL_OPEN)
         certain = text if mark else text[: len(text) - _beginning(text)]
-        self._held = "" if mark else text
-        if certain and not self._is_notation(certain):
-            found.append(certain)
-            self._held, self._is_after_call = self._held[len(certain) :], False
+        self._held = text[len(certain) :]
+        if self._is_after_call and not certain.strip():
+            self._blank.append(certain)
+        elif certain:
+            found.append("".join((*self._blank, certain)))
+            self._blank, self._is_after_call = [], False
         if not mark:
             return None
-        self._inside, self._beginning = [], ""
+        self._inside, self._beginning, self._blank = [], "", []
         return rest
 
     def _read_call(self, text: str, found: list[Found], inside: list[str]) -> str | None:
@@ -160,9 +164,6 @@ class ToolCallFinder:
         arguments = text[:end].removesuffix("}") if call.has_ended else text
         call.tell(arguments, found)
         return text[len(arguments) :]
-
-    def _is_notation(self, text: str) -> bool:
-        return self._is_after_call and not text.strip()
 
     def _end(self, whole: str, inside: str, found: list[Found]) -> None:
         """Of a call. `whole`: with its marks."""

@@ -161,6 +161,17 @@ def test_white_space_belongs_to_the_text_that_has_begun_behind_a_call() -> None:
     assert read(CALL, "\n", "text", "\n") == read(f"{CALL}\ntext\n") == [WEATHER, "\ntext\n"]
 
 
+def test_white_space_behind_a_call_is_not_read_again_with_every_piece() -> None:
+    """A model that goes on with nothing else would keep the event loop busy, for longer with every token."""
+    finder = ToolCallFinder(TOOLS)
+    finder.push(CALL)
+    for _ in range(1000):
+        assert finder.push(" ") == []
+        assert len(finder._held) <= 1
+    assert finder.push("<tool_ca") == []
+    assert "".join(map(str, finder.push("x"))) == " " * 1000 + "<tool_cax"
+
+
 PARTS = ["x", "<", "<tool_call>", "</tool_call>", CALL, "\n", "tool_call>", '{"name": "f"}', HEAD, "{", "}", '"', "\\"]
 
 
