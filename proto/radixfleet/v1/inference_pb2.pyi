@@ -382,10 +382,10 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 @_typing.final
 class Grammar(_message.Message):
     """What an answer must be like, as text. Only tokens that can go on to such an answer are chosen, so an answer that ends with
-    STOP is one; one cut by max_new_tokens or a stop string is the beginning of one. Where nothing more may follow, the
-    generation ends with STOP, even below min_new_tokens. Where the answer could end or go on, the end-of-sequence token ends
-    it; min_new_tokens and ignore_eos take that choice away. At most 256 KiB. What cannot be compiled, or takes too long, is
-    refused with INVALID_ARGUMENT. The dialects are those of llguidance.
+    STOP is one; one cut by max_new_tokens, or by a stop string or stop token of the request, is the beginning of one. Where
+    nothing more may follow, the generation ends with STOP, even below min_new_tokens. Where the answer could end or go on,
+    the end-of-sequence token ends it; min_new_tokens and ignore_eos take that choice away. At most 256 KiB. What cannot be
+    compiled, or takes too long, is refused with INVALID_ARGUMENT. The dialects are those of llguidance.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
