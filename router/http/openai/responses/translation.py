@@ -38,14 +38,17 @@ _INSTEAD: Mapping[str, str] = {
     "web_search_options": "nothing is searched here",
 }
 """What to do in the place of a field."""
-_NAMES = (
-    ("response_format.json_schema.schema", "text.format.schema"),
-    ("response_format", "text.format"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("max_tokens", "max_output_tokens"),
-)
-"""What a chat and a response call the same thing, in texts and as fields."""
-_FIELDS: Mapping[str, str] = {"messages": "input", "prompt": "input"}
+_NAMES: Mapping[str, str] = {
+    "response_format.json_schema.schema": "text.format.schema",
+    "response_format": "text.format",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+}
+"""What a chat and a response call the same thing, in texts and as fields; the first that fits."""
+_NAMED = re.compile(rf"(?<!\w)'[^']*'|{'|'.join(map(re.escape, _NAMES))}")
+"""A name of a chat's, or what is quoted: those words are the client's own."""
+_INPUT = re.compile(r"(messages|prompt)\b.*")
+"""An item is not the message of its number."""
 _FLAT = re.compile(r"(tools\[\d+\])\.function\b")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -70,11 +73,8 @@ def chat_of(request: ResponsesRequest) -> ChatRequest:
 
 def in_responses_names(error: InvalidRequest) -> InvalidRequest:
     """The same error of a chat, with the field and the text in the words of this API."""
-    text, field = str(error), _FIELDS.get(error.field, error.field)
-    for ours, theirs in _NAMES:
-        text = text.replace(ours, theirs)
-        if field.startswith(ours):
-            field = theirs + field.removeprefix(ours)
+    text, field = (_NAMED.sub(lambda name: _NAMES.get(name[0], name[0]), words) for words in (str(error), error.field))
+    field = "input" if _INPUT.fullmatch(field) else field
     return InvalidRequest(_FLAT.sub(r"\1", text), field=_FLAT.sub(r"\1", field), **error.metadata)
 
 

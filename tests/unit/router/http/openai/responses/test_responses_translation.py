@@ -221,6 +221,7 @@ def test_what_is_refused_is_refused_by_the_clients_own_name(fields: dict[str, An
     ("ours", "theirs"),
     [
         ("messages", "input"),
+        ("messages[2].extra_json", "input"),
         ("prompt", "input"),
         ("max_completion_tokens", "max_output_tokens"),
         ("max_tokens", "max_output_tokens"),
@@ -238,4 +239,11 @@ def test_a_plan_tells_what_fails_later_so() -> None:
     plan = response_plan(parsed(max_output_tokens=5), "id")
     assert plan.in_client_names(InvalidRequest("max_completion_tokens is too much")).args == (
         "max_output_tokens is too much",
+    )
+
+
+def test_what_the_client_has_quoted_stays_as_it_wrote_it() -> None:
+    error = InvalidRequest("response_format does not go with a model's 'max_tokens', nor max_tokens")
+    assert (
+        str(in_responses_names(error)) == "text.format does not go with a model's 'max_tokens', nor max_output_tokens"
     )
