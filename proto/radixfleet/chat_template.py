@@ -21,7 +21,16 @@ from radixfleet.errors import InvalidRequest
 from radixfleet.types import ChatPrompt
 
 _FIELD = "prompt.chat"
-_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+_FAILURES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+    MemoryError,
+)
 """What a template can raise by itself or by what it calls."""
 
 
