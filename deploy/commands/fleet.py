@@ -234,8 +234,10 @@ def _is_done(status: dict[str, Any]) -> bool:
 
 
 def _is_empty(node_id: str, status: dict[str, Any]) -> bool:
-    """No worker is there; routers stay, whose addresses clients know."""
-    return not any(each["kind"] == "worker" and each["node_id"] == node_id for each in status["members"])
+    """No worker is there, or may be; routers stay, whose addresses clients know."""
+    workers = [each for each in status["members"] if each["kind"] == "worker"]
+    unseen = [each for each in workers if not each["node_id"] and (each["leaving"] or each["phase"] == "lost")]
+    return not unseen and not any(each["node_id"] == node_id for each in workers)
 
 
 def _order(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
@@ -16,6 +17,8 @@ class Record(msgspec.Struct):
 
     group: str
     revision: str
+    node_id: str = ""
+    """Where it was last seen; empty: nowhere yet, so it waits for a place."""
 
 
 class Books(msgspec.Struct):
@@ -46,10 +49,10 @@ class Books(msgspec.Struct):
         self.unheld.discard(name)
         self.restarting.discard(name)
 
-    def wanted(self, spec: FleetSpec | None, hurried: Collection[str] = ()) -> Wanted:
+    def wanted(self, spec: FleetSpec | None, hurried: Mapping[str, float] = MappingProxyType({})) -> Wanted:
         """For `reconcile`. Routers go when the last worker has, for the streams of workers lead through them.
 
-        `hurried`: members on nodes that are being emptied.
+        `hurried`: see `Wanted`.
         """
         groups: list[Group] = []
         if spec is not None:
@@ -63,7 +66,7 @@ class Books(msgspec.Struct):
             tuple(groups),
             frozenset(self.leaving),
             frozenset(self.restarting),
-            frozenset(hurried),
+            hurried,
             frozenset(self.unheld),
         )
 

@@ -7,6 +7,7 @@ rest, so an order that was given is carried out whatever happens to the supervis
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,12 +17,13 @@ import structlog
 from deploy.fleet import status
 from deploy.fleet.books import Books, Record, Store, load_books, save_books
 from deploy.fleet.hosting import Hosting
-from deploy.fleet.reconcile import PATIENCE_S, Action, Drain, Member, Remove, Restart, Start, reconcile
+from deploy.fleet.reconcile import LONGEST_WAIT_S, PATIENCE_S, Action, Drain, Member, Remove, Restart, Start, reconcile
 from deploy.fleet.scaling import Limits, Scaling, WorkerLoad
 from deploy.fleet.spec import MAX_WORKERS, ROUTER_GROUP, FleetSpec, parse_spec
 from deploy.fleet.watch import Watch
 from radixfleet.clock import Clock
 from radixfleet.errors import InvalidRequest, UnknownWorker
+from radixfleet.membership import MemberReport
 from radixfleet.settings import SettingsError
 
 PERIOD_S = 1.0
@@ -98,17 +100,27 @@ class Control:
                     await watch.seen.wait()
 
     async def _turn(self) -> None:
+        await self._note_places()
         if self._trouble:
             return
         self._scale_by_load()
         self._going = await self._hosting.going()
         await self._leave_closed()
-        hurried = [name for name in self._books.leaving if self._is_worker_on(name, self._closed())]
-        for action in reconcile(self._books.wanted(self._spec, hurried), self._members()):
+        for action in reconcile(self._books.wanted(self._spec, self._hurried()), self._members()):
             if self._changed.is_set():  # an order, after which much may look different
                 return
             _log.info("action", what=type(action).__name__.lower(), member=action.name, why=getattr(action, "why", ""))
             await self._take(action)
+
+    async def _note_places(self) -> None:
+        """So that a later supervisor does not take who is silent for one that waits for a place."""
+        moved = False
+        for name, record in self._books.members.items():
+            report = self._watches[name].report
+            if report is not None and report.node_id != record.node_id:
+                record.node_id, moved = report.node_id, True
+        if moved:
+            await self._save()
 
     def _closed(self) -> set[str]:
         """Nodes on which no worker shall be: an operator or the node's owner said so."""
@@ -117,7 +129,8 @@ class Control:
     async def _leave_closed(self) -> None:
         """Ray starts an actor that died where it likes, so also on a node that is being emptied.
 
-        The last of a model waits for its successor there, until what runs has just the time left to end.
+        The last of a model waits there for its successor (see `_hurried`), at the longest until PATIENCE_S are left, in
+        which what runs can end.
         """
         members = self._books.members
         leaving = {name for name in members if self._is_worker_on(name, self._closed())}
@@ -127,6 +140,15 @@ class Control:
             self._books.leaving |= leaving
             self._books.unheld |= unheld
             await self._save()
+
+    def _hurried(self) -> dict[str, float]:
+        """Who leaves a node that is being emptied, each with how long it may wait for a successor.
+
+        Where it is known when the node goes, that sets an end (see `_leave_closed`); else it may be soon.
+        """
+        timed = {node for node, left_s in self._going.items() if left_s < math.inf} - self._books.cordoned
+        leaving = [name for name in self._books.leaving if self._is_worker_on(name, self._closed())]
+        return {name: LONGEST_WAIT_S if self._is_worker_on(name, timed) else PATIENCE_S for name in leaving}
 
     def _members(self) -> list[Member]:
         return [
@@ -181,18 +203,26 @@ class Control:
         try:
             await self._hosting.end(name, again=True)
             self._books.restarting.discard(name)
-            await self._save()
+            self._books.members[name].node_id = ""
             last = self._watches[name]
             self._tasks.pop(name).cancel()
-            watch = self._new_watch(name)
+            watch = self._new_watch(name, former=last.report)
             watch.failures, watch.failure = last.failures, last.failure
             self._follow(watch)
+            await self._save()
         finally:
             del self._ending[name]
             self._changed.set()
 
-    def _new_watch(self, name: str) -> Watch:
-        watch = Watch(name, lambda: self._hosting.report(name, self.router_addresses()), self._clock, self._period_s)
+    def _new_watch(self, name: str, former: MemberReport | None = None) -> Watch:
+        watch = Watch(
+            name,
+            lambda: self._hosting.report(name, self.router_addresses()),
+            self._clock,
+            self._period_s,
+            had_place=bool(self._books.members[name].node_id),
+            former=former,
+        )
         self._watches[name] = watch
         return watch
 
@@ -336,8 +366,9 @@ class Control:
         return {**status.describe(self._books, self._watches, self._spec, self.queued()), "trouble": self._trouble}
 
     def _is_worker_on(self, name: str, node_ids: set[str]) -> bool:
-        report = self._watches[name].report
-        return self._books.members[name].group != ROUTER_GROUP and report is not None and report.node_id in node_ids
+        record, report = self._books.members[name], self._watches[name].report
+        node_id = report.node_id if report is not None else record.node_id
+        return record.group != ROUTER_GROUP and node_id in node_ids
 
     def _waits(self, name: str) -> bool:
         """It has no place."""

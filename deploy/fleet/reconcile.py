@@ -12,8 +12,8 @@ alike (the routers, or the workers of one model):
    LONGEST_WAIT_S, for a node may be on its way, and until then nobody would serve. A new one that has failed is not
    trusted until it has served for a while: else new ones that serve only for moments would replace all.
 5. The last of a group that serves and shall leave goes when a successor serves, fails, or takes longer than
-   LONGEST_WAIT_S to get a place, or to load; one whose machine may be taken away (`hurried`) waits PATIENCE_S for each,
-   and one of which an operator said so (`unheld`) not at all.
+   LONGEST_WAIT_S to get a place, or to load; one whose machine is being emptied waits as long as that one can
+   (`hurried`), and one that must go now (`unheld`) not at all.
 
 A member that serves is drained before it is removed, and but for an operator's order, and 4 without room, never while
 fewer than the group's count would serve without it.
@@ -21,8 +21,8 @@ fewer than the group's count would serve without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Literal, TypeAlias
 
@@ -80,10 +80,12 @@ class Wanted:
     """Members that shall go, for good."""
     restarting: frozenset[str] = frozenset()
     """Members that shall be drained and start again."""
-    hurried: frozenset[str] = frozenset()
-    """Of those that shall go, who cannot wait for long: their machine is being emptied."""
+    hurried: Mapping[str, float] = field(default_factory=dict)
+    """Of those that shall go, whose machine is being emptied, each with the seconds that it waits for a successor to
+    get a place, and to load."""
     unheld: frozenset[str] = frozenset()
-    """Of those that shall go, who go at once, though nobody else serves: an operator said so."""
+    """Of those that shall go, who go at once, though nobody else serves: an operator said so, or their machine has just
+    the time left that running requests need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def _reconcile_group(group: Group, members: Sequence[Member], wanted: Wanted) ->
         actions += [action] if action else []
         staying += [member] if stays else []
     last = _last_to_leave(actions, wanted)
-    if last is not None and _is_succeeded_soon(group, staying, is_hurried=last.name in wanted.hurried):
+    if last is not None and _is_succeeded_soon(group, staying, wanted.hurried.get(last.name, LONGEST_WAIT_S)):
         actions = [action for action in actions if action is not last]
     leaving = _surplus(group, staying)
     staying = [member for member in staying if member not in leaving]
@@ -187,11 +189,10 @@ def _last_to_leave(actions: Sequence[Action], wanted: Wanted) -> Drain | None:
     return min(drains, key=lambda drain: drain.name in wanted.hurried, default=None)
 
 
-def _is_succeeded_soon(group: Group, staying: Sequence[Member], *, is_hurried: bool) -> bool:
+def _is_succeeded_soon(group: Group, staying: Sequence[Member], patience_s: float) -> bool:
     """Nobody who stays serves, but one will: for that long, the last of those who shall leave goes on."""
     if any(member.phase == "serving" for member in staying):
         return False
-    patience_s = PATIENCE_S if is_hurried else LONGEST_WAIT_S
     longest_s = {"pending": patience_s, "starting": patience_s, "lost": LOST_S}
     on_the_way = any(member.phase_s < longest_s.get(member.phase, 0.0) for member in staying)
     return on_the_way or (group.surge > 0 and len(staying) < group.count)

@@ -45,7 +45,7 @@ def _member(name: str, books: Books, watch: Watch, spec: FleetSpec | None) -> di
         "phase_s": round(watch.phase_s, 1),
         "address": report.address if report else "",
         "metrics_address": report.metrics_address if report else "",
-        "node_id": report.node_id if report else "",
+        "node_id": report.node_id if report else record.node_id,
         "pids": list(report.pids) if report else [],
         "running_requests": report.running_requests if report else 0,
         "message": watch.failure or (report.message if report else ""),

@@ -24,10 +24,23 @@ class MemberLost(Exception):
 
 
 class Watch:
-    """Begins with a member that has no place yet. `follow` runs until it is cancelled or the member is gone."""
+    """Begins with a member that has not answered. `follow` runs until it is cancelled or the member is gone."""
 
-    def __init__(self, name: str, ask: Callable[[], Awaitable[MemberReport]], clock: Clock, period_s: float) -> None:
-        """`ask` raises MemberGone and MemberLost."""
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[], Awaitable[MemberReport]],
+        clock: Clock,
+        period_s: float,
+        *,
+        had_place: bool = False,
+        former: MemberReport | None = None,
+    ) -> None:
+        """`ask` raises MemberGone and MemberLost.
+
+        `had_place`: an earlier supervisor saw it, so until it answers it is lost, and not one that waits for a place.
+        `former`: of the process that was ended so that another comes; what that one still says is of no member.
+        """
         self.name = name
         self.report: MemberReport | None = None
         """The last one."""
@@ -40,7 +53,9 @@ class Watch:
         self._clock = clock
         self._period_s = period_s
         self._answered_s: float | None = None
-        self._phase: SeenPhase = "pending"
+        self._has_place = had_place
+        self._former = _process(former) if former is not None else None
+        self._phase: SeenPhase = "lost" if had_place else "pending"
         self._since_s = clock.now()
         self._lost = False
         self._gone = False
@@ -60,6 +75,9 @@ class Watch:
 
     def heard(self, report: MemberReport) -> None:
         """Take a report."""
+        self._has_place = True
+        if _process(report) == self._former:
+            return
         self.report = report
         self._lost = False
         self._answered_s = self._clock.now()
@@ -87,7 +105,7 @@ class Watch:
         if self._gone:
             return "gone"
         if self.report is None or self._answered_s is None:
-            return "pending"
+            return "lost" if self._has_place else "pending"
         if self._lost or self._clock.now() - self._answered_s >= SILENCE_S:
             return "lost"
         return self.report.phase
@@ -97,3 +115,8 @@ class Watch:
         phase = self.phase()
         running = self.report.running_requests if self.report is not None else 0
         return Member(self.name, group, revision, "draining" if busy else phase, self.phase_s, self.failures, running)
+
+
+def _process(report: MemberReport) -> tuple[str, tuple[int, ...]]:
+    """Which one gave it."""
+    return report.node_id, report.pids[:1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from deploy.fleet.control import Control
 from deploy.fleet.watch import MemberGone, MemberLost
-from radixfleet.clock import MonotonicClock
+from radixfleet.clock import Clock, MonotonicClock
 from radixfleet.errors import InvalidRequest
 from radixfleet.membership import MemberReport, Phase
 from radixfleet.types import Capacity, Load
@@ -26,6 +27,9 @@ class Actor:
     phase: Phase = "serving"
     message: str = ""
     starts: int = 1
+    lingers: bool = False
+    """A process that is ended answers once more when it has been replaced: `ray.kill` does not wait for its end."""
+    last_words: list[MemberReport] = field(default_factory=list)
     routers: Sequence[str] | None = None
     lost: bool = False
     drains_by_itself: bool = True
@@ -47,6 +51,8 @@ class FakeHosting:
         """Groups of which there can be no member."""
         self.there = {"n0", "n8", "n9"}
         self.taken_away: dict[str, float] = {}
+        self.asked: Counter[str] = Counter()
+        """How often for a member's report, and for the nodes that are `going`, which is once a turn."""
         self.is_full = False
         self.first_phase: Phase = "serving"
         """Of those that are made."""
@@ -75,17 +81,24 @@ class FakeHosting:
         return self.there
 
     async def going(self) -> dict[str, float]:
+        self.asked["going"] += 1
         return self.taken_away
 
     async def report(self, name: str, routers: Sequence[str] | None) -> MemberReport:
+        self.asked[name] += 1
         actor = self.actors.get(name)
         if actor is None:
             raise MemberGone(name)
         await actor.placed.wait()
         if actor.lost:
             raise MemberLost(name)
+        if actor.last_words:
+            return actor.last_words.pop()
         if routers is not None:
             actor.routers = routers
+        return self._told(name, actor)
+
+    def _told(self, name: str, actor: Actor) -> MemberReport:
         port = actor.settings.get("port", 1)
         capacity = Capacity(1000, 16, 4, 512)
         queued = {"m": 0} if name.startswith("router") else {}
@@ -94,6 +107,7 @@ class FakeHosting:
             actor.message,
             f"10.0.0.1:{port}",
             node_id=actor.node_id,
+            pids=(actor.starts,),
             load=actor.load,
             capacity=capacity,
             queued=queued,
@@ -109,8 +123,10 @@ class FakeHosting:
             await self.actors[name].placed.wait()
         self.done.append(f"{'restart' if again else 'end'} {name}")
         if again:
-            self.actors[name].starts += 1
-            self.actors[name].phase = "serving"
+            actor = self.actors[name]
+            actor.last_words = [self._told(name, actor)] if actor.lingers else []
+            actor.starts += 1
+            actor.phase = "serving"
         else:
             self.actors.pop(name, None)
 
@@ -141,10 +157,11 @@ class Scene:
 
     hosting: FakeHosting = field(default_factory=FakeHosting)
     store: FakeStore = field(default_factory=FakeStore)
+    clock: Clock = field(default_factory=MonotonicClock)
 
     @asynccontextmanager
     async def supervisor(self) -> AsyncIterator[Control]:
-        control = Control(self.hosting, self.store, MonotonicClock(), period_s=0.01)
+        control = Control(self.hosting, self.store, self.clock, period_s=0.01)
         life = asyncio.create_task(control.run())
         try:
             yield control

@@ -125,6 +125,8 @@ def test_a_node_is_drained_when_it_has_no_worker_whether_or_not_their_successors
     assert ScriptedCluster.orders == [("cordon", "n1", {"undo": False})]
     there = status(router, member(phase="draining", leaving=True), waiting, cordoned=True) | unsettled
     assert drained_node(monkeypatch, there) == (1, 0), "its worker is still there"
+    unseen = member(name="m-2", phase="pending", node_id="", leaving=True)
+    assert drained_node(monkeypatch, status(router, unseen, cordoned=True)) == (1, 0), "it may be there"
     assert drained_node(monkeypatch, empty, options=("--undo",)) == (1, 0), "the fleet is not whole yet"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.fleet.books import Books, Record, load_books, save_books
+from radixfleet.clock import ManualClock
 from radixfleet.errors import InvalidRequest, UnknownWorker
 from radixfleet.types import Load
 from tests.support.played_members import Actor, FakeStore, Scene
@@ -110,6 +111,18 @@ async def test_restart_drains_and_keeps_the_member(scene: Scene) -> None:
             await control.restart(["m-7"])
 
 
+async def test_the_last_words_of_a_process_that_was_restarted_are_not_those_of_the_next(scene: Scene) -> None:
+    """It says that it has drained: the member was removed for good, and another made in its place."""
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.actors["m-1"].lingers = True
+        await control.restart(["m-1"])
+        await until(lambda: "restart m-1" in scene.hosting.done and not scene.hosting.actors["m-1"].last_words)
+        await scene.settled(control, *BASIC)
+        assert "end m-1" not in scene.hosting.done
+
+
 async def test_a_failed_worker_is_restarted_and_its_reason_shown_until_it_serves(scene: Scene) -> None:
     async with scene.supervisor() as control:
         await control.apply(FLEET)
@@ -131,6 +144,32 @@ async def test_no_worker_leaves_its_routers_while_one_of_them_is_unknown(scene: 
         await scene.sees(control, lambda status: status["models"]["m"]["serving"] == 2)
         assert control.router_addresses() is None
         assert scene.hosting.actors["m-0"].routers == ["10.0.0.1:7000"]
+
+
+async def test_a_worker_that_a_new_supervisor_has_not_heard_yet_is_not_taken_for_one_that_waits(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for a place is made anew when another node is closed: it serves, and was killed."""
+    monkeypatch.setattr("deploy.fleet.control._FIRST_SIGHT_S", 0.01)
+    async with scene.supervisor() as control:
+        await control.apply(FLEET)
+        await scene.settled(control, *BASIC)
+        scene.hosting.actors["m-1"].node_id = "n9"
+        await scene.sees(control, lambda status: any(m["node_id"] == "n9" for m in status["members"]))
+        await until(lambda: b'"n9"' in (scene.store.data or b""))
+    scene.hosting.actors["m-1"].lost = True
+    async with scene.supervisor() as control:
+        status = await control.status()
+        assert [(m["phase"], m["node_id"]) for m in status["members"] if m["name"] == "m-1"] == [("lost", "n9")]
+        assert await control.cordon("n8", undo=False) == []
+        await scene.sees(control, lambda now: now["members"][-1]["phase_s"] > status["members"][-1]["phase_s"])
+        assert not (await control.status())["members"][-1]["leaving"]
+        assert await control.cordon("n9", undo=False) == ["m-1"]
+        await until(lambda: "m-2" in scene.hosting.actors)
+        assert "end m-1" not in scene.hosting.done, "it is drained when it answers again"
+        scene.hosting.actors["m-1"].lost = False
+        await scene.settled(control, "router-0", "m-0", "m-2")
+        assert scene.hosting.done.index("drain m-1") < scene.hosting.done.index("end m-1")
 
 
 async def test_an_emptied_node_gets_no_workers_until_that_is_undone(scene: Scene) -> None:
@@ -295,7 +334,7 @@ async def test_only_a_machine_that_is_emptied_hurries_the_last_of_a_model(
         status = await scene.sees(control, lambda status: any(m["phase"] == "starting" for m in status["members"]))
         assert "drain m-0" not in scene.hosting.done
         # Not before: no patience at all would not wait for its successor to be placed either.
-        monkeypatch.setattr("deploy.fleet.reconcile.PATIENCE_S", 0.0)
+        monkeypatch.setattr("deploy.fleet.control.PATIENCE_S", 0.0)
         await scene.sees(control, lambda now: now["members"][-1]["phase_s"] > status["members"][-1]["phase_s"])
         assert "drain m-0" not in scene.hosting.done, "many turns later"
         await control.cordon("n9", undo=False)
@@ -348,6 +387,7 @@ async def test_workers_leave_a_node_that_is_taken_away_and_none_starts_there(sce
 
 
 async def test_the_last_of_a_model_leaves_a_node_while_there_is_time_for_what_runs(scene: Scene) -> None:
+    scene.clock = clock = ManualClock()
     async with scene.supervisor() as control:
         await control.apply(FLEET.replace("{min: 2, max: 4}", "1"))
         await scene.settled(control, "router-0", "m-0")
@@ -355,7 +395,12 @@ async def test_the_last_of_a_model_leaves_a_node_while_there_is_time_for_what_ru
         scene.hosting.actors["m-0"].node_id = "n9"
         scene.hosting.taken_away = {"n9": 120.0}
         await scene.sees(control, lambda status: any(each["phase"] == "pending" for each in status["members"]))
-        assert "drain m-0" not in scene.hosting.done
+        for left_s in range(115, 30, -5):
+            clock.advance(5.0)
+            scene.hosting.taken_away = {"n9": float(left_s)}
+            hosting, before = scene.hosting, scene.hosting.asked.copy()
+            await until(lambda: min(hosting.asked[name] - before[name] for name in ("going", "m-0", "router-0")) > 1)  # noqa: B023
+            assert "drain m-0" not in hosting.done, f"{left_s} s are left"
         scene.hosting.taken_away = {"n9": 30.0}
         await until(lambda: "drain m-0" in scene.hosting.done)
 

@@ -91,14 +91,16 @@ def test_the_last_that_serves_leaves_when_another_serves_or_does_not_come():
 def test_the_last_that_serves_on_a_machine_that_is_emptied_waits_a_minute_at_most():
     """The machine may be taken away, whatever is still loading elsewhere."""
     gone = frozenset({"m-0"})
-    leaving = wanted(1, leaving=gone, hurried=gone)
+    leaving = wanted(1, leaving=gone, hurried={"m-0": PATIENCE_S})
     for phase in ("pending", "starting"):
         assert reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S - 1)]) == []
         assert kinds(reconcile(leaving, [worker(0), worker(1, phase, phase_s=PATIENCE_S)])) == [("Drain", "m-0")]
+        with_notice = wanted(1, leaving=gone, hurried={"m-0": LONGEST_WAIT_S})
+        assert reconcile(with_notice, [worker(0), worker(1, phase, phase_s=LONGEST_WAIT_S - 1)]) == []
 
 
 def test_of_several_that_leave_the_one_that_has_time_is_the_last():
-    leaving = wanted(2, leaving=frozenset({"m-0", "m-1"}), hurried=frozenset({"m-0"}))
+    leaving = wanted(2, leaving=frozenset({"m-0", "m-1"}), hurried={"m-0": LONGEST_WAIT_S})
     loading = [worker(2, "starting", phase_s=100.0), worker(3, "starting", phase_s=100.0)]
     assert kinds(reconcile(leaving, [worker(0), worker(1), *loading])) == [("Drain", "m-0")]
 

@@ -30,3 +30,22 @@ def test_ceasing_to_serve_is_a_failure_until_it_has_served_for_a_minute(ceased: 
     clock.advance(1.0)
     watch.heard(MemberReport("serving"))
     assert watch.failures == 0
+
+
+def test_who_had_a_place_and_says_nothing_is_lost_and_else_waits_for_one() -> None:
+    clock = ManualClock()
+    assert Watch("m-0", never, clock, 1.0).phase() == "pending"
+    watch = Watch("m-0", never, clock, 1.0, had_place=True)
+    clock.advance(5.0)
+    assert (watch.phase(), watch.phase_s) == ("lost", 5.0)
+    watch.heard(MemberReport("serving"))
+    assert (watch.phase(), watch.failures) == ("serving", 0)
+
+
+def test_what_a_process_says_that_was_ended_is_not_of_the_next() -> None:
+    former = MemberReport("drained", node_id="n1", pids=(7, 8))
+    watch = Watch("m-0", never, ManualClock(), 1.0, former=former)
+    watch.heard(former)
+    assert (watch.phase(), watch.report) == ("lost", None), "should it never end, it is ended again"
+    watch.heard(MemberReport("starting", node_id="n1", pids=(9,)))
+    assert watch.phase() == "starting"
