@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from worker.model.errors import BrokenModel
 
 if TYPE_CHECKING:
     from worker.model.configuration import ModelConfig
+
+_WHOLE = "a whole number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,21 @@ def check_bounds(config: ModelConfig, path: Path, *, is_gguf: bool = False) -> N
     keys = {bound.field: bound.gguf_key if is_gguf else bound.key for bound in _BOUNDS}
     for bound in _BOUNDS:
         value = getattr(config, bound.field)
-        if value is not None and not (0 < value < math.inf if bound.is_real else value >= 1):
-            wanted = "a positive number" if bound.is_real else "a whole number from 1"
-            raise BrokenModel(f"{path}: {keys[bound.field]} is {value:g}, and must be {wanted}")
+        if bound.is_real:
+            if not 0 < value < math.inf:
+                raise BrokenModel(f"{path}: {keys[bound.field]} is {value:g}, and must be a positive number")
+        elif value is not None and whole(path, keys[bound.field], value) < 1:
+            raise BrokenModel(f"{path}: {keys[bound.field]} is {value}, and must be {_WHOLE} from 1")
     if config.head_dim % 2:
         raise BrokenModel(f"{path}: {keys['head_dim']} is {config.head_dim}, and must be even: pairs are rotated")
     share(path, (keys["num_heads"], config.num_heads), (keys["num_kv_heads"], config.num_kv_heads))
+
+
+def whole(path: Path, key: str, value: Any) -> int:
+    """The same. Raises BrokenModel where it is no whole number."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BrokenModel(f"{path}: {key} is {value!r}, and must be {_WHOLE}")
+    return value
 
 
 def share(path: Path, whole: tuple[str, int], parts: tuple[str, int]) -> int:

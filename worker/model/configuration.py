@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker.model.bounds import check_bounds, share
+from worker.model.bounds import check_bounds, share, whole
 from worker.model.errors import BrokenModel, ModelError, ModelNotFound, UnsupportedModel
 from worker.model.gguf_file import GgufFile
 
@@ -131,31 +131,32 @@ def config_from_directory(directory: Path) -> ModelConfig:
     is_qwen2 = architecture == "Qwen2ForCausalLM"
     attention_bias = bool(raw.get("attention_bias", False)) and architecture != "MistralForCausalLM"
     try:
-        num_heads, hidden_size = int(raw["num_attention_heads"]), int(raw["hidden_size"])
+        count = partial(_count, raw, path)
+        num_heads, hidden_size = count("num_attention_heads"), count("hidden_size")
         head_dim, num_kv_heads = raw.get("head_dim"), raw.get("num_key_value_heads")
         if head_dim is None:
             head_dim = share(path, ("hidden_size", hidden_size), ("num_attention_heads", num_heads))
         rope = _rope_parameters(raw, directory)
         config = ModelConfig(
             architecture=architecture,
-            vocab_size=int(raw["vocab_size"]),
+            vocab_size=count("vocab_size"),
             hidden_size=hidden_size,
-            intermediate_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
+            intermediate_size=count("intermediate_size"),
+            num_layers=count("num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=num_heads if num_kv_heads is None else int(num_kv_heads),
-            head_dim=int(head_dim),
+            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+            head_dim=head_dim,
             rms_norm_eps=float(raw["rms_norm_eps"]),
             rope_theta=float(rope.get("rope_theta", 10_000.0)),
             rope_scaling=_rope_scaling(rope, directory),
-            max_context_tokens=_context_tokens(int(raw["max_position_embeddings"]), rope),
+            max_context_tokens=_context_tokens(count("max_position_embeddings"), rope),
             sliding_window=_sliding_window(raw, architecture),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qkv_bias=is_qwen2 or attention_bias,
             output_bias=attention_bias and not is_qwen2,
             mlp_bias=bool(raw.get("mlp_bias", False)),
             qk_norm=architecture == "Qwen3ForCausalLM",
-            eos_token_ids=_token_ids(int(raw["vocab_size"]), raw.get("eos_token_id"), generation.get("eos_token_id")),
+            eos_token_ids=_token_ids(count("vocab_size"), raw.get("eos_token_id"), generation.get("eos_token_id")),
         )
     except ModelError:
         raise
@@ -165,6 +166,10 @@ def config_from_directory(directory: Path) -> ModelConfig:
         raise BrokenModel(f"{path} has a field of the wrong type: {error}") from error
     check_bounds(config, path)
     return config
+
+
+def _count(raw: dict[str, Any], path: Path, key: str) -> int:
+    return whole(path, key, raw[key])
 
 
 def _refuse_unsupported_fields(raw: dict[str, Any], directory: Path) -> None:
@@ -218,20 +223,26 @@ def _rope_scaling(parameters: dict[str, Any], directory: Path) -> RopeScaling | 
     if kind == "linear":
         return LinearScaling(_factor(parameters["factor"], directory))
     if kind == "llama3":
-        return Llama3Scaling(
+        scaling = Llama3Scaling(
             factor=_factor(parameters["factor"], directory),
             low_freq_factor=float(parameters["low_freq_factor"]),
             high_freq_factor=float(parameters["high_freq_factor"]),
             original_context=int(parameters["original_max_position_embeddings"]),
         )
+        low, high, context = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_context
+        if not (0 < low < high < math.inf and context >= 1):
+            raise BrokenModel(
+                f"{directory}: RoPE scaling with a low_freq_factor of {low:g}, a high_freq_factor of {high:g} and "
+                f"original_max_position_embeddings of {context} is none: all must be positive, low below high"
+            )
+        return scaling
     raise UnsupportedModel(f"{directory}: RoPE scaling {kind!r} is not supported, only 'linear' and 'llama3'")
 
 
 def _factor(stated: Any, path: Path) -> float:
-    factor = float(stated)
-    if not 0 < factor < math.inf:
-        raise BrokenModel(f"{path}: a RoPE scaling factor of {factor:g} is none")
-    return factor
+    if not isinstance(stated, int | float) or not 0 < stated < math.inf:
+        raise BrokenModel(f"{path}: a RoPE scaling factor of {stated!r} is none")
+    return float(stated)
 
 
 def _context_tokens(max_positions: int, rope: dict[str, Any]) -> int:
@@ -245,11 +256,11 @@ def _sliding_window(raw: dict[str, Any], architecture: str) -> int | None:
     """Where a file is silent, transformers' defaults: they are what it was written with."""
     if architecture == "MistralForCausalLM":  # the window alone says so; Qwen has a switch beside it
         window = raw.get("sliding_window", _MISTRAL_WINDOW)
-        return int(window) if window else None
+        return window or None
     layers = raw.get("layer_types")
     if not raw.get("use_sliding_window") or (layers and all(kind == "full_attention" for kind in layers)):
         return None
-    return int(raw.get("sliding_window") or 0) or None
+    return raw.get("sliding_window") or None
 
 
 def _token_ids(vocab_size: int, *values: int | list[int] | None) -> tuple[int, ...]:

@@ -202,13 +202,34 @@ def test_a_scaling_factor_that_is_none_is_refused(tmp_path: Path, factor: float)
         load_config(changed(tmp_path, rope_scaling={"type": "linear", "factor": factor}))
 
 
+@pytest.mark.parametrize(
+    "stated",
+    [
+        {"high_freq_factor": 1.0},
+        {"high_freq_factor": 0.5},
+        {"high_freq_factor": float("inf")},
+        {"low_freq_factor": 0.0},
+        {"original_max_position_embeddings": 0},
+    ],
+)
+def test_so_are_bounds_of_frequencies_that_are_none(tmp_path: Path, stated: dict[str, Any]) -> None:
+    llama3 = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    with pytest.raises(BrokenModel, match="RoPE scaling with a low_freq_factor of"):
+        load_config(changed(tmp_path, rope_scaling=llama3 | stated))
+
+
 def test_broken_directories_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"has no config\.json"):
         load_config(tmp_path)
     with pytest.raises(BrokenModel, match="lacks the field 'hidden_size'"):
         load_config(changed(tmp_path, drop=("hidden_size",)))
-    wrong = ({"vocab_size": None}, {"vocab_size": float("inf")}, {"rope_scaling": "linear"}, {"rope_scaling": [1]})
-    for fields in wrong:
+    for fields in ({"rms_norm_eps": None}, {"rope_scaling": "linear"}, {"rope_scaling": [1]}):
         with pytest.raises(BrokenModel, match="wrong type"):
             load_config(changed(tmp_path, **fields))
     for content, message in (("{", "is not valid JSON"), ("[]", "does not hold a JSON object")):
@@ -269,6 +290,12 @@ def test_a_gguf_file_that_lacks_a_number_is_broken(tmp_path: Path) -> None:
         ({"num_key_value_heads": 0}, "num_key_value_heads is 0, and must be a whole number from 1"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3, and must divide num_attention_heads, which is 4"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"num_hidden_layers": 2.7}, r"num_hidden_layers is 2\.7, and must be a whole number"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True"),
+        ({"use_sliding_window": True, "sliding_window": 8.5}, r"sliding_window is 8\.5"),
+        ({"num_key_value_heads": 2.5}, r"num_key_value_heads is 2\.5"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"vocab_size": float("inf")}, "vocab_size is inf"),
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
         ({"head_dim": 15}, "head_dim is 15, and must be even"),
@@ -293,6 +320,11 @@ def test_numbers_that_no_model_has_are_refused_by_name(tmp_path: Path, fields: d
         ("attention.head_count_kv", 3, "attention.head_count_kv is 3, and must divide attention.head_count, which is"),
         ("attention.layer_norm_rms_epsilon", float("nan"), "attention.layer_norm_rms_epsilon is nan"),
         ("block_count", -2, "block_count is -2"),
+        ("block_count", 2.5, "block_count is 2.5, and must be a whole number"),
+        ("block_count", True, "block_count is True, and must be a whole number"),
+        ("attention.head_count_kv", 2.0, "attention.head_count_kv is 2.0, and must be a whole number"),
+        ("rope.scaling.factor", "x", "RoPE scaling factor of 'x' is none"),
+        ("rope.scaling.factor", [1.0], r"RoPE scaling factor of \[1.0\] is none"),
         ("rope.freq_base", 0.0, "rope.freq_base is 0, and must be a positive number"),
         ("embedding_length", "64", "llama.embedding_length is '64', and must be a number"),
     ],
