@@ -243,7 +243,5 @@ def test_a_plan_tells_what_fails_later_so() -> None:
 
 
 def test_what_the_client_has_quoted_stays_as_it_wrote_it() -> None:
-    error = InvalidRequest("response_format does not go with a model's 'max_tokens', nor max_tokens")
-    assert (
-        str(in_responses_names(error)) == "text.format does not go with a model's 'max_tokens', nor max_output_tokens"
-    )
+    error = InvalidRequest("response_format goes with no model's 'max_tokens', nor max_tokens")
+    assert str(in_responses_names(error)) == "text.format goes with no model's 'max_tokens', nor max_output_tokens"
