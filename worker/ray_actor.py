@@ -32,6 +32,8 @@ from worker.model.tokenizer_files import load_tokenizer_spec
 
 _CPU_MEMORY_SHARE = 0.5
 """Of a node's memory, for all its workers together: the rest is for the system, Ray, and the processes' own needs."""
+_UNREACHED_S = 10.0
+"""A router that hears of a worker dials it within this time: before, that none has is no trouble."""
 _FOR_PEOPLE = (EngineLoadError, ModelError, RadixfleetError, SettingsError, OSError)
 _PHASES: Mapping[WorkerStatus, Phase] = {
     WorkerStatus.LOADING: "starting",
@@ -55,6 +57,8 @@ class WorkerActor:
         self._worker: Worker | None = None
         self._engine: EngineHandle | None = None
         self._failure = ""
+        self._unreached_since_s: float | None = None
+        """In the event loop's time."""
         self._ending = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
@@ -74,7 +78,7 @@ class WorkerActor:
         ready = worker.engine.last_ready
         address = f"{self._host}:{worker.address.rpartition(':')[2]}"
         trouble = self._failure or worker.feed.trouble or worker.registration.trouble
-        if not trouble and worker.feed.status is WorkerStatus.SERVING and not worker.feed.was_watched:
+        if self._is_unreached(worker) and not trouble:
             trouble = f"no router has reached it at {address}"
         return MemberReport(
             self._phase(),
@@ -109,6 +113,16 @@ class WorkerActor:
         phase = _PHASES[self._worker.feed.status]
         is_reached = self._worker.feed.was_watched  # if not, no other makes room for it
         return "starting" if phase == "serving" and not is_reached else phase
+
+    def _is_unreached(self, worker: Worker) -> bool:
+        """It has been ready for a while, and no router has come."""
+        now_s = asyncio.get_running_loop().time()
+        if worker.feed.status is not WorkerStatus.SERVING or worker.feed.was_watched:
+            self._unreached_since_s = None
+        elif self._unreached_since_s is None:
+            self._unreached_since_s = now_s
+        since_s = self._unreached_since_s
+        return since_s is not None and now_s - since_s >= _UNREACHED_S
 
     def _pids(self) -> tuple[int, ...]:
         children = self._engine.child_pids if isinstance(self._engine, ProcessEngine) else ()

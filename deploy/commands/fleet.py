@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deploy.consoles import new_console
 from deploy.fleet.spec import EXAMPLE, check_for_ray, read_spec
-from deploy.fleet.tables import members_table, models_table, notes, some
+from deploy.fleet.tables import departures, members_table, models_table, notes, some
 from deploy.numbers import Number
 from deploy.options import json_option
 from deploy.progress import Progress
@@ -309,7 +309,7 @@ def _summary(status: dict[str, Any]) -> str:
 
 def _late(console: Console, status: dict[str, Any], timeout_s: float) -> int:
     console.print(f"not done after {timeout_s:.0f} s; the supervisor goes on: radixfleet fleet status", style="yellow")
-    for note in notes(status):
+    for note in (*notes(status), *departures(status)):
         console.print(note, soft_wrap=True)
     return _FAILED
 
@@ -319,5 +319,5 @@ def _print(status: dict[str, Any]) -> None:
     print_whole(console, models_table(status))
     console.print()
     print_whole(console, members_table(status))
-    for note in notes(status):
+    for note in (*notes(status), *departures(status)):
         console.print(f"\n{note}", style="yellow", soft_wrap=True)

@@ -134,11 +134,14 @@ def _is_called(node: dict[str, Any], name: str) -> bool:
 
 def _node(node: dict[str, Any], status: Status) -> dict[str, Any]:
     members: Sequence[dict[str, Any]] = status["members"]
+    draining = status.get("draining_nodes", {})  # a supervisor of an earlier version has none
     return {
         "id": node["NodeID"],
         "address": node["NodeManagerAddress"],
         "alive": node["Alive"],
         "cordoned": node["NodeID"] in status["cordoned_nodes"],
+        "draining": node["NodeID"] in draining,
+        "left_s": draining.get(node["NodeID"]),
         "resources": {name: value for name, value in node["Resources"].items() if not name.startswith("node:")},
         "members": [member["name"] for member in members if member["node_id"] == node["NodeID"]],
     }

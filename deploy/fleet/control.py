@@ -363,7 +363,8 @@ class Control:
     async def status(self) -> dict[str, Any]:
         """For people and programs: see `deploy.fleet.status`."""
         await self._loaded.wait()
-        return {**status.describe(self._books, self._watches, self._spec, self.queued()), "trouble": self._trouble}
+        seen = status.describe(self._books, self._watches, self._spec, self.queued(), self._going)
+        return {**seen, "trouble": self._trouble}
 
     def _is_worker_on(self, name: str, node_ids: set[str]) -> bool:
         record, report = self._books.members[name], self._watches[name].report

@@ -38,6 +38,8 @@ class RayHosting:
         self._tells_draining = True
         self._draining: Mapping[str, int] = {}
         """As Ray last told."""
+        self._untold = ""
+        """Why it did not tell then; empty: it did."""
         self._asking: asyncio.Future[Mapping[str, int]] | None = None
 
     async def names(self) -> set[str]:
@@ -71,9 +73,11 @@ class RayHosting:
         if self._asking.done():
             asked, self._asking = self._asking, None
             try:
-                self._draining = asked.result()
+                self._draining, self._untold = asked.result(), ""
             except (RayMoved, RayError) as error:
-                _log.warning("nodes that Ray drains are not known", why=str(error))
+                if str(error) != self._untold:
+                    _log.warning("nodes that Ray drains are not known", why=str(error))
+                self._untold = str(error)
                 self._tells_draining = not isinstance(error, RayMoved)
         now_ms = time.time() * 1e3
         return {node: (at_ms - now_ms) / 1e3 if at_ms else math.inf for node, at_ms in self._draining.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,16 @@ from deploy.fleet.watch import Watch
 
 
 def describe(
-    books: Books, watches: Mapping[str, Watch], spec: FleetSpec | None, queued: Mapping[str, int]
+    books: Books,
+    watches: Mapping[str, Watch],
+    spec: FleetSpec | None,
+    queued: Mapping[str, int],
+    going: Mapping[str, float],
 ) -> dict[str, Any]:
-    """models, members, routers; `settled`: everything wanted serves, and nothing else is there."""
+    """models, members, routers; `settled`: everything wanted serves, and nothing else is there.
+
+    `going`: nodes that are taken away, each with the seconds that are left (inf: not known).
+    """
     members = [_member(name, books, watches[name], spec) for name in sorted(books.members, key=_order)]
     models = {model: _model(model, books, members, queued) for model in books.counts}
     routers = spec.routers.count if spec is not None else 0
@@ -26,6 +34,7 @@ def describe(
         "models": models,
         "members": members,
         "cordoned_nodes": sorted(books.cordoned),
+        "draining_nodes": {node: round(left_s, 1) if left_s < math.inf else None for node, left_s in going.items()},
     }
 
 

@@ -62,6 +62,19 @@ def notes(status: dict[str, Any]) -> list[str]:
     return lines
 
 
+def departures(status: dict[str, Any]) -> list[str]:
+    """Nodes that are taken away, a line each. They count down, so whoever prints what is new leaves them out."""
+    return [
+        f"node {node['address']} goes {_when(node['left_s'])}, for Ray drains it: its workers leave"
+        for node in status["nodes"]
+        if node["draining"] and node["alive"]
+    ]
+
+
+def _when(left_s: float | None) -> str:
+    return "soon" if left_s is None else f"in {_duration(max(0.0, left_s))}"
+
+
 def _held(status: dict[str, Any], group: str, waiting: list[str]) -> list[str]:
     """The last that serves, where it shall go and goes on for those who wait for a place."""
     serving = [each for each in status["members"] if each["group"] == group and each["phase"] == "serving"]

@@ -66,3 +66,12 @@ async def test_a_member_whose_orderly_end_fails_is_killed_all_the_same(monkeypat
     (line,) = logs
     assert line["member"] == "m-0"
     assert "a traceback" in line["why"]
+
+
+@pytest.mark.parametrize(("told", "seen"), [({}, (False, None)), ({"draining_nodes": {"n1": 57.0}}, (True, 57.0))])
+def test_a_node_says_whether_ray_drains_it_unless_the_supervisor_is_an_earlier_one(
+    told: dict[str, Any], seen: tuple[bool, float | None]
+) -> None:
+    node = {"NodeID": "n1", "NodeManagerAddress": "10.0.0.2", "Alive": True, "Resources": {}}
+    found = cluster._node(node, {"members": [], "cordoned_nodes": []} | told)
+    assert (found["draining"], found["left_s"]) == seen

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from deploy.commands.fleet import fleet
 from deploy.fleet.spec import EXAMPLE
-from deploy.fleet.tables import members_table, models_table, notes
+from deploy.fleet.tables import departures, members_table, models_table, notes
 
 
 def test_init_prints_an_example_that_apply_would_take(tmp_path: Path) -> None:
@@ -73,6 +73,8 @@ def status(*members: dict[str, Any], cordoned: bool = False) -> dict[str, Any]:
         "address": "10.0.0.2",
         "alive": True,
         "cordoned": cordoned,
+        "draining": False,
+        "left_s": None,
         "resources": {"GPU": 1.0, "memory": 9},
     }
     counts = {"serving": 1, "wanted": 2, "min": 1, "max": 4, "running_requests": 3, "queued_requests": 5}
@@ -157,6 +159,16 @@ def test_notes_say_what_a_waiting_worker_needs_and_how_a_node_is_opened_again() 
         "m-1 waits for a node that has GPU: 1 to spare; the cluster has GPU: 1 in all",
         "node 10.0.0.2 is cordoned: `radixfleet fleet drain --node 10.0.0.2 --undo` ends it",
     ]
+
+
+@pytest.mark.parametrize(("left_s", "when"), [(57.2, "in 57 s"), (None, "soon")])
+def test_a_node_that_ray_drains_is_told_with_the_time_that_it_has(left_s: float | None, when: str) -> None:
+    told = status(member())
+    assert departures(told) == []
+    told["nodes"][0] |= {"draining": True, "left_s": left_s}
+    assert departures(told) == [f"node 10.0.0.2 goes {when}, for Ray drains it: its workers leave"]
+    told["nodes"][0]["alive"] = False
+    assert departures(told) == [], "it has gone"
 
 
 def test_the_last_that_serves_on_for_one_that_waits_is_told_with_what_lets_it_go() -> None:

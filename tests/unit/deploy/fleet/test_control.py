@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from typing import Any
 
@@ -383,7 +384,11 @@ async def test_workers_leave_a_node_that_is_taken_away_and_none_starts_there(sce
         await scene.settled(control, "router-0", "m-1", "m-2")
         assert "drain m-0" in scene.hosting.done
         assert list(scene.hosting.actors["m-2"].avoid) == ["n9"]
-        assert (await control.status())["cordoned_nodes"] == [], "nobody has to open it again"
+        status = await control.status()
+        assert status["cordoned_nodes"] == [], "nobody has to open it again"
+        assert status["draining_nodes"] == {"n9": 29.0}
+        scene.hosting.taken_away = {"n9": math.inf}
+        await scene.sees(control, lambda status: status["draining_nodes"] == {"n9": None})
 
 
 async def test_the_last_of_a_model_leaves_a_node_while_there_is_time_for_what_runs(scene: Scene) -> None:

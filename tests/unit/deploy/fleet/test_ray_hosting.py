@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from ray.exceptions import RayError
+from structlog.testing import capture_logs
 
 from deploy.fleet.ray_hosting import RayHosting
 from deploy.fleet.ray_inside import RayMoved
@@ -67,3 +69,19 @@ async def test_another_ray_that_does_not_tell_is_asked_once(tell: Tell) -> None:
     await heard(hosting, lambda _: bool(asked) and hosting._asking is None)
     assert await hosting.going() == {}
     assert len(asked) == 1
+
+
+async def test_why_ray_does_not_tell_is_logged_when_it_is_another_reason(tell: Tell) -> None:
+    """A head that is away for a minute would else be told of sixty times."""
+    reasons = ["away", "away", "away", "out of memory", "", "away"]
+
+    def fails() -> dict[str, int]:
+        if reason := reasons.pop(0):
+            raise RayError(reason)
+        return {}
+
+    tell(fails)
+    hosting = RayHosting()
+    with capture_logs() as logs:
+        await heard(hosting, lambda _: not reasons and hosting._asking is None)
+    assert [entry["why"] for entry in logs] == ["away", "out of memory", "away"]
