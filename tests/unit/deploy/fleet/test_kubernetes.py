@@ -152,20 +152,39 @@ def test_nodes_are_drained_without_the_last_worker_or_the_head():
     }
 
 
+def named_ports(pod: dict[str, Any]) -> dict[str, int]:
+    (container,) = pod["containers"]
+    return {port["name"]: port["containerPort"] for port in container["ports"]}
+
+
 def test_all_may_call_the_router_and_only_the_cluster_s_own_reach_ray():
     cluster, policy = manifest("raycluster"), manifest("networkpolicy")["spec"]
     own = {"ray.io/cluster": cluster["metadata"]["name"]}
     assert policy["podSelector"] == {"matchLabels": own}
     everyone = {port["port"] for rule in policy["ingress"] if "from" not in rule for port in rule["ports"]}
     assert everyone == {port["targetPort"] for port in manifest("service")["spec"]["ports"]}
-    inside = next(rule["from"] for rule in policy["ingress"] if "ports" not in rule)
     submitter = manifest("rayjob")["spec"]["submitterPodTemplate"]["metadata"]["labels"]
-    assert [peer["podSelector"]["matchLabels"] for peer in inside if "namespaceSelector" not in peer] == [
-        own,
-        submitter,
-    ]
-    named = {port["name"] for port in cluster["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]}
-    assert {port["port"] for rule in policy["ingress"] for port in rule.get("ports", ())} <= named
+    inside = [rule["from"] for rule in policy["ingress"] if "ports" not in rule]
+    assert inside == [[{"podSelector": {"matchLabels": own}}, {"podSelector": {"matchLabels": submitter}}]]
+
+
+def test_prometheus_reaches_the_metrics_and_kuberay_the_dashboard_each_from_its_namespace():
+    """A label that any pod may bear opened the ports by which programs are run."""
+    spec, policy = manifest("raycluster")["spec"], manifest("networkpolicy")["spec"]
+    (group,) = spec["workerGroupSpecs"]
+    head, worker = (named_ports(each["template"]["spec"]) for each in (spec["headGroupSpec"], group))
+    assert not head.keys() & worker.keys(), "what is open at the head is open at no worker"
+    outside = {}
+    for rule in policy["ingress"]:
+        for peer in rule.get("from", ()):
+            if "namespaceSelector" in peer:
+                assert peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+                (who,) = peer["podSelector"]["matchLabels"].values()
+                outside[who] = [port["port"] for port in rule["ports"]]
+    assert outside == {"prometheus": ["worker-metrics"], "kuberay-operator": ["dashboard"]}
+    (model,) = read_spec(FOLDER / "fleet.yaml").models.values()
+    assert worker == {"worker-metrics": model.settings["metrics_port"]}
+    assert "dashboard" in head
 
 
 def test_the_head_notices_lost_pods_as_fast_as_the_heads_of_the_cluster_files():
