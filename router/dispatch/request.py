@@ -49,8 +49,10 @@ class PreparedRequest:
     @property
     def answer_tokens(self) -> int:
         """The most tokens that come behind `tokens`; 1 where the client sets no limit: then any room is enough."""
-        num_generated = len(self.message.generated.packed) // _PACKED_BYTES
-        return max(1, self.message.sampling.max_new_tokens - num_generated)
+        limit: int = self.message.sampling.max_new_tokens
+        if self.message.HasField("generated"):
+            limit -= len(self.message.generated.packed) // _PACKED_BYTES
+        return max(1, limit)
 
     def output_hashes(self, output: TokenArray) -> HashArray:
         """Hashes of the whole blocks that `output` completed, the chain continued from the prompt's last whole block.
