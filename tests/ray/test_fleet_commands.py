@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from deploy.fleet.tables import notes
 from tests.support.ray_host import RayHost, eventually, why_not
 from tests.support.tiny_model import tiny_model
 
@@ -184,7 +185,10 @@ def test_a_node_that_is_opened_again_takes_the_workers_that_waited_for_it(
         return len(members) == 2 and all(each["phase"] == "pending" for each in members)
 
     eventually(successors_wait, "both wait for a place", timeout_s=120)
-    assert "node 127.0.0.1 is cordoned" in host.radixfleet("fleet", "status").stdout
+    status = json.loads(host.radixfleet("fleet", "status", "--json").stdout)
+    told = "\n".join(notes(status | {"members": [each | {"phase_s": 60.0} for each in status["members"]]}))
+    assert "wait for a node that has worker_slot: 1 to spare; the cluster has CPU: " in told
+    assert "node 127.0.0.1 is cordoned" in told
     host.radixfleet("fleet", "drain", "--node", "127.0.0.1", "--undo")
     settled(order)
     assert ask(host)["worker"]
