@@ -233,5 +233,9 @@ async def test_the_document_describes_requests_answers_and_events() -> None:
     assert "ResponseCreated, " in described["text/event-stream"]["schema"]["description"]
     schemas = document["components"]["schemas"]
     assert {"input", "max_output_tokens", "top_k"} <= schemas["ResponsesRequest"]["properties"].keys()
+    assert (
+        schemas["OutputText"]["properties"]["logprobs"]["items"]["$ref"].removeprefix("#/components/schemas/")
+        in schemas
+    )
     assert not {"messages", "stream_options"} & schemas["ResponsesRequest"]["properties"].keys()
     assert schemas["ResponseCreated"]["properties"]["type"] == {"enum": ["response.created"]}

@@ -11,10 +11,10 @@ from msgspec import UNSET
 
 from radixfleet.errors import InvalidRequest, Overloaded, RadixfleetError
 from router.http.openai.answers import Choices, Part, usage_of
+from router.http.openai.requests import TextFormat
 from router.http.openai.responses.output import ResponseOutput
-from router.http.openai.responses.request import ResponsesRequest
+from router.http.openai.responses.request import ResponsesRequest, TextOptions
 from router.http.openai.responses.shapes import (
-    ANY_TEXT,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -45,8 +45,8 @@ def begun(request: ResponsesRequest, request_id: str) -> Response:
         presence_penalty=request.presence_penalty or 0.0,
         frequency_penalty=request.frequency_penalty or 0.0,
         top_logprobs=request.top_logprobs or 0,
-        text=request.text if request.text and request.text.format else ANY_TEXT,
-        tools=_encoded(request.tools or []),
+        text=_text(request.text or TextOptions()),
+        tools=_encoded([{"type": "function"} | tool for tool in request.tools or ()]),
         tool_choice=_encoded(request.tool_choice or "auto"),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         metadata=request.metadata or {},
@@ -54,6 +54,10 @@ def begun(request: ResponsesRequest, request_id: str) -> Response:
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
     )
+
+
+def _text(asked: TextOptions) -> TextOptions:
+    return TextOptions(asked.format or TextFormat(), asked.verbosity)
 
 
 def _encoded(given: object) -> msgspec.Raw:
@@ -106,13 +110,13 @@ class StreamedResponse:
 
     def fail(self, error: RadixfleetError) -> list[Event]:
         """See `Streamed`. Nothing but comments may have been written."""
-        first = self._first(self._base.model)
+        first, usage = self._first(self._base.model), self._usage()
         failed = msgspec.structs.replace(
             self._base,
             status="failed",
             error=ResponseError(_code(error), str(error)),
             output=self._output.items(),
-            usage=_response_usage(self._usage()),
+            usage=_response_usage(usage) if usage.prompt_tokens else None,
         )
         return [*first, self._event(ResponseFailed(response=failed))]
 

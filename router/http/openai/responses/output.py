@@ -14,14 +14,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from router.http.openai.json_object import is_object
 from router.http.openai.responses.shapes import (
+    NO_LOGPROBS,
     ContentPartAdded,
     ContentPartDone,
     FunctionCallArgumentsDelta,
     FunctionCallArgumentsDone,
     ItemEvent,
     ItemStatus,
+    Logprobs,
     OutputFunctionCall,
     OutputItem,
     OutputItemAdded,
@@ -31,7 +35,7 @@ from router.http.openai.responses.shapes import (
     OutputTextDelta,
     OutputTextDone,
 )
-from router.http.openai.shapes import ChatPart, TokenLogprob, ToolCallDelta
+from router.http.openai.shapes import ChatPart, ToolCallDelta
 
 
 @dataclass(slots=True)
@@ -41,17 +45,19 @@ class _OpenMessage:
     id: str
     index: int
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
+    """Encoded; see `_listed`."""
 
     def item(self, status: ItemStatus) -> OutputMessage:
-        return OutputMessage(id=self.id, status=status, content=[OutputText("".join(self.texts), self.logprobs)])
+        text = OutputText("".join(self.texts), _listed(self.logprobs))
+        return OutputMessage(id=self.id, status=status, content=[text])
 
     def closed(self, status: ItemStatus) -> tuple[OutputItem, Sequence[ItemEvent]]:
         message = self.item(status)
-        (part,) = message.content
+        text = message.content[0].text
         return message, (
-            OutputTextDone(item_id=self.id, output_index=self.index, text=part.text, logprobs=part.logprobs),
-            ContentPartDone(item_id=self.id, output_index=self.index, part=part),
+            OutputTextDone(item_id=self.id, output_index=self.index, text=text),
+            ContentPartDone(item_id=self.id, output_index=self.index, part=OutputText(text)),
             OutputItemDone(output_index=self.index, item=message),
         )
 
@@ -87,8 +93,8 @@ class ResponseOutput:
         self._request_id = request_id
         self._done: list[OutputItem] = []
         self._open: _OpenMessage | _OpenCall | None = None
-        self._held: list[TokenLogprob] = []
-        """Of tokens since the last text."""
+        self._held: list[bytes] = []
+        """Log probabilities of tokens since the last text, encoded."""
         self.is_cut = False
         """The limit ended it."""
 
@@ -99,7 +105,7 @@ class ResponseOutput:
     def add(self, part: ChatPart) -> list[ItemEvent]:
         """What the next piece brings."""
         events: list[ItemEvent] = []
-        logprobs = part.logprobs.content if part.logprobs else []
+        logprobs = [msgspec.json.encode(part.logprobs.content)[1:-1]] if part.logprobs else []
         if isinstance(part.delta.tool_calls, list):
             self._held = []
             events += [event for call in part.delta.tool_calls for event in self._call(call)]
@@ -132,13 +138,14 @@ class ResponseOutput:
             ContentPartAdded(item_id=self._open.id, output_index=index, part=OutputText("")),
         )
 
-    def _text(self, text: str, logprobs: Sequence[TokenLogprob]) -> OutputTextDelta:
+    def _text(self, text: str, logprobs: Sequence[bytes]) -> OutputTextDelta:
         assert isinstance(self._open, _OpenMessage), "see _opened"
         told = [*self._held, *logprobs]
         self._held = []
         self._open.texts.append(text)
         self._open.logprobs += told
-        return OutputTextDelta(item_id=self._open.id, output_index=self._open.index, delta=text, logprobs=told)
+        listed = _listed(told)
+        return OutputTextDelta(item_id=self._open.id, output_index=self._open.index, delta=text, logprobs=listed)
 
     def _call(self, delta: ToolCallDelta) -> Sequence[ItemEvent]:
         name, arguments = delta.function.name, delta.function.arguments
@@ -165,3 +172,8 @@ class ResponseOutput:
         self._open = None
         self._done.append(item)
         return events
+
+
+def _listed(encoded: Sequence[bytes]) -> Logprobs:
+    """Each is what stands between the brackets of a list."""
+    return msgspec.Raw(b"[%b]" % b",".join(encoded)) if encoded else NO_LOGPROBS

@@ -49,12 +49,16 @@ class NamedSchemaFormat(msgspec.Struct, tag="json_schema"):
     schema: Annotated[msgspec.Raw, Meta(extra_json_schema={"type": "object"})]
     name: str = ""
     strict: bool | None = None
+    description: str | None = None
+    """Sent back, and changes nothing."""
 
 
 class TextOptions(msgspec.Struct):
     """How the text of an answer looks."""
 
     format: TextFormat | JsonFormat | NamedSchemaFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """Sent back, and changes nothing."""
 
 
 class ResponsesRequest(Sampling, kw_only=True):

@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from router.http.openai.requests import TextFormat
 from router.http.openai.responses.request import TextOptions
-from router.http.openai.shapes import TokenLogprob
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+Logprobs: TypeAlias = Annotated[
+    msgspec.Raw, Meta(extra_json_schema={"type": "array", "items": {"$ref": "#/components/schemas/TokenLogprob"}})
+]
+"""A `TokenLogprob` for each token. They are encoded when they come: as objects they take four times the memory."""
+NO_LOGPROBS = msgspec.Raw(b"[]")
 
 
 class InputTokensDetails(msgspec.Struct):
@@ -44,7 +47,7 @@ class OutputText(msgspec.Struct, tag="output_text"):
     """The text of a message."""
 
     text: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: Logprobs = msgspec.field(default_factory=lambda: NO_LOGPROBS)
     """Empty unless `include` asks for them."""
     annotations: list[Any] = []
     """Empty."""
@@ -185,18 +188,19 @@ class OutputTextDelta(_OfPart, tag="response.output_text.delta", kw_only=True):
     """More text."""
 
     delta: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: Logprobs = msgspec.field(default_factory=lambda: NO_LOGPROBS)
 
 
 class OutputTextDone(_OfPart, tag="response.output_text.done", kw_only=True):
     """All of it."""
 
     text: str
-    logprobs: list[TokenLogprob] = []
+    logprobs: Logprobs = msgspec.field(default_factory=lambda: NO_LOGPROBS)
+    """Empty: the deltas have told them, and the item and the response tell them again."""
 
 
 class ContentPartDone(_OfPart, tag="response.content_part.done", kw_only=True):
-    """All of it, once more."""
+    """All of it, once more; without log probabilities, too."""
 
     part: OutputText
 
@@ -232,6 +236,3 @@ ItemEvent: TypeAlias = (
 ResponseEvent: TypeAlias = (
     ResponseCreated | ResponseInProgress | ItemEvent | ResponseCompleted | ResponseIncomplete | ResponseFailed
 )
-
-ANY_TEXT = TextOptions(TextFormat())
-"""Where a request does not say."""

@@ -76,16 +76,20 @@ def output(response: Response) -> list[tuple[str, ...]]:
 
 
 def test_a_response_tells_what_was_asked_for_and_what_came() -> None:
-    text = {"format": {"type": "json_object"}}
+    form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True, "description": "Any."}
     asked = {
         "instructions": "Be brief.",
         "temperature": 0.5,
         "max_output_tokens": 9,
         "metadata": {"a": "b"},
-        "tools": TOOLS,
+        "tools": [*TOOLS, {"name": "g"}],
         "tool_choice": "none",
         "parallel_tool_calls": False,
-        "text": text,
+        "text": {"format": form, "verbosity": "low"},
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "top_logprobs": 3,
+        "top_p": 0.5,
         "user": "u",
         "safety_identifier": "s",
         "prompt_cache_key": "k",
@@ -99,12 +103,30 @@ def test_a_response_tells_what_was_asked_for_and_what_came() -> None:
     assert usage is not None
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (20, 2, 22)
     assert (usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens) == (16, 0)
-    shown = json.loads(response.model_dump_json())
+    shown = json.loads(response.model_dump_json(by_alias=True))
     assert {name: shown[name] for name in asked} == asked | {
         "store": False,
-        "tools": [shown["tools"][0] | TOOLS[0]],
-        "text": {"format": {"type": "json_object"}, "verbosity": None},
+        "tools": [shown["tools"][0] | TOOLS[0], shown["tools"][1] | {"type": "function", "name": "g"}],
     }
+
+
+def test_what_is_not_asked_for_is_told_as_openai_does() -> None:
+    shown = json.loads(whole(started(), finished()).model_dump_json())
+    expected = {"text": {"format": {"type": "text"}, "verbosity": None}, "tools": [], "tool_choice": "auto"}
+    assert expected.items() <= shown.items()
+    assert json.loads(whole(started(), finished(), text={"verbosity": "high"}).model_dump_json())["text"] == {
+        "format": {"type": "text"},
+        "verbosity": "high",
+    }
+
+
+def test_a_response_tells_when_it_began_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.http.openai.responses.answer.time.time", lambda: 1234.5)
+    response = whole(started(), finished())
+    assert (response.created_at, response.completed_at) == (1234, 1)
+    last = streamed(started(), finished())[-1].response
+    assert (last.created_at, last.completed_at) == (1234, 1234)
+    assert whole(started(), finished(LENGTH)).completed_at is None
 
 
 def test_depth_is_bounded_before_anything_is_told() -> None:
@@ -248,6 +270,9 @@ def test_log_probabilities_are_those_of_the_text() -> None:
     events = streamed(*replies, logprobs=True)
     assert logprobs(events) == [entry.token for entry in part.logprobs or ()]
     assert events[-1].response.output[0].content == item.content
+    text_done, part_done, item_done = events[-4:-1]
+    assert item_done.item.content == item.content
+    assert (text_done.logprobs, part_done.part.logprobs) == ([], []), "twice at the end is enough"
 
 
 def test_log_probabilities_of_calls_are_left_out() -> None:
@@ -276,12 +301,15 @@ def test_a_failure_after_the_first_byte_is_the_last_event(error: Any, code: str)
     assert (last.type, last.response.status) == ("response.failed", "failed")
     assert (last.response.error.code, last.response.error.message) == (code, str(error))
     assert output(last.response) == [("text", "he", "incomplete")]
+    assert (last.response.usage.input_tokens, last.response.usage.output_tokens) == (2, 2)
 
 
 def test_a_failure_behind_comments_alone_is_told_after_the_first_events() -> None:
     """The head was sent because nothing had come for long."""
     events = told([*begun(model="m").streamed.fail(Overloaded("too much"))])
     assert [event.type for event in events] == ["response.created", "response.in_progress", "response.failed"]
+    assert {event.response.model for event in events} == {"m"}
+    assert events[-1].response.usage is None, "nothing was counted"
 
 
 PIECES = st.lists(
@@ -296,22 +324,35 @@ def test_deltas_put_together_are_the_whole_answer(text: str, cuts: list[int], re
     pieces = [delta(text[begin:end]) for begin, end in pairwise(edges)]
     end = finished(reason or inference_pb2.FINISH_REASON_STOP)
     events = streamed(started(), *pieces, end, tools=TOOLS)
+    assert {event.response.id for event in (*events[:2], events[-1])} == {"resp_id"}
+    open_items: list[Any] = []
     items: list[list[str]] = []
     done: list[Any] = []
-    for event in events:
+    for event in events[2:-1]:
         if event.type == "response.output_item.added":
-            assert event.output_index == len(items) == len(done), "one after another"
+            assert len(items) == len(done), "one after another"
             items.append([])
-        elif event.type in ("response.output_text.delta", "response.function_call_arguments.delta"):
-            items[event.output_index].append(event.delta)
+            open_items.append(event.item)
+        assert event.output_index == len(items) - 1
+        is_of_item = event.type in ("response.output_item.added", "response.output_item.done")
+        assert (event.item.id if is_of_item else event.item_id) == open_items[-1].id
+        assert getattr(event, "content_index", 0) == 0
+        if event.type in ("response.output_text.delta", "response.function_call_arguments.delta"):
+            items[-1].append(event.delta)
         elif event.type == "response.output_text.done":
-            assert event.text == "".join(items[event.output_index])
+            assert event.text == "".join(items[-1])
+        elif event.type == "response.content_part.done":
+            assert event.part.text == "".join(items[-1])
         elif event.type == "response.function_call_arguments.done":
-            assert event.arguments == "".join(items[event.output_index])
+            assert (event.name, event.arguments) == (open_items[-1].name, "".join(items[-1]))
         elif event.type == "response.output_item.done":
             done.append(event.item)
     response = events[-1].response
     assert done == response.output
+    assert len({item.id for item in done}) == len(done)
+    call_ids = [item.call_id for item in done if isinstance(item, ResponseFunctionToolCall)]
+    assert len(set(call_ids)) == len(call_ids)
+    assert [item.call_id for item in open_items if isinstance(item, ResponseFunctionToolCall)] == call_ids
     assert [text for _, text, _ in output(response)] == ["".join(item) for item in items]
     same = whole(started(), *pieces, end, tools=TOOLS)
     assert output(same) == output(response)
