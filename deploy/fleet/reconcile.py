@@ -215,7 +215,7 @@ def _surplus(group: Group, staying: Sequence[Member]) -> list[Member]:
     spare = _num_serving(staying) - group.count
     victims: list[Member] = []
     for member in sorted(candidates, key=lambda each: _dispensable(each, group)):
-        if len(victims) < over and (member.phase != "serving" or spare > 0):
+        if len(victims) < over and (not _may_serve(member) or (member.phase == "serving" and spare > 0)):
             victims.append(member)
             spare -= member.phase == "serving"
     return victims

@@ -330,3 +330,10 @@ def test_whoever_shall_leave_has_left_in_the_end_and_the_last_that_serves_not_be
         assert before == 0 or world.serving > 0, "there is room for successors, and they start at once"
         world.step(1.0)
     assert [(m.phase, m.revision) for m in world.members.values()] == [("serving", "b")] * count
+
+
+def test_of_too_many_none_is_ended_that_is_silent_for_a_moment():
+    """It may have streams; it is drained when it answers, or removed when it is lost for good."""
+    assert reconcile(wanted(1), [worker(0), worker(1, "lost", phase_s=LOST_S - 1)]) == []
+    assert kinds(reconcile(wanted(1), [worker(0), worker(1, "lost", phase_s=LOST_S)])) == [("Remove", "m-1")]
+    assert kinds(reconcile(wanted(1), [worker(0), worker(1), worker(2, "lost")])) == [("Drain", "m-1")]
