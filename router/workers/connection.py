@@ -5,12 +5,13 @@ One task a worker, which gives up only where a worker that kept registering has 
 
     ask (info, tokenizer) -> follow (states)          -> lost: pause, longer each time -> ask ...
                                         |
-                                        +-- a report is missing: ask and follow again, at once, from a new digest
+                                        +-- its facts may have changed: ask again, beside following
+                                        +-- a report is missing: the same, and follow again from a new digest
 
 A worker is connected from the first update of a state stream until the stream breaks or stays silent for
 `heartbeat_timeout_s`. A stream that breaks ends no request: those have calls of their own on the same channel. Silence
-ends them: a worker that tells nothing computes nothing. One that is late with an answer may be busy: it is left to
-finish unless it has told nothing for as long, and other engines always are.
+ends them, once each time: a worker that tells nothing computes nothing. One that is late with an answer may be busy: it
+is followed all the while, and asked until it answers. Engines of other dialects are always left to finish.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ class WorkerConnection:
             self.channel = open_channel(
                 around.access.endpoint(state.address), max_message_bytes=around.settings.max_message_bytes
             )
+        self._to_ask = asyncio.Event()
+        """The facts may be others by now."""
         self._connected_at_s = 0.0
         self._renewed_at_s: float | None = None
         """When the worker last registered, of those that do so again and again; None: it never did."""
@@ -100,10 +103,8 @@ class WorkerConnection:
         """Follow the worker until cancelled, or until it is gone for good."""
         while True:
             try:
-                while True:
-                    await self._ask()
-                    await self._follow()
-                    await asyncio.sleep(_RESYNC_PAUSE_S)
+                await self._ask()
+                await self._follow_and_ask()
             except (grpc.aio.AioRpcError, Unreachable, TimeoutError, ValueError, _Lost, _Unanswered) as error:
                 pause_s = self._lost(error)
             except Exception as error:  # noqa: BLE001  whatever it is: without this task the worker is never found again
@@ -209,6 +210,28 @@ class WorkerConnection:
             _log.info("the worker is another engine", address=self.state.address, dialect=speaker.dialect)
         return speaker, info
 
+    async def _follow_and_ask(self) -> None:
+        """Until the worker is lost. Asking has a task of its own, so that it hears all that is told meanwhile."""
+        self._to_ask.clear()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._ask_when_changed())
+                while True:
+                    await self._follow()
+                    await asyncio.sleep(_RESYNC_PAUSE_S)
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    async def _ask_when_changed(self) -> None:
+        while True:
+            await self._to_ask.wait()
+            self._to_ask.clear()
+            try:
+                await self._ask()
+            except _Unanswered:
+                self._to_ask.set()
+                await asyncio.sleep(_RESYNC_PAUSE_S)
+
     async def _follow(self) -> None:
         """Take in one state stream. Returns when a report is missing, so that the next stream brings all."""
         assert self._speaker is not None, "it was asked before"
@@ -222,11 +245,10 @@ class WorkerConnection:
                 step = self._intake.take(told.update, tells_prefixes=told.tells_prefixes)
                 self._connected()
                 if step is not Next.READ:
+                    self._to_ask.set()
                     self._changed()
                 if step is Next.RESYNC:
                     return
-                if step is Next.ASK:
-                    await self._ask()
 
     def _connected(self) -> None:
         state = self.state
@@ -255,17 +277,10 @@ class WorkerConnection:
             self._sketch.lose_truth(state.slot)
             state.changed()
             self._changed()
-        if state.is_native and self._is_hung(error):
-            # Its connection is whole, so nothing else would tell the requests that it computes.
+        if state.is_native and isinstance(error, TimeoutError):
+            # It fell silent. Its connection is whole, so nothing else would tell the requests that it computes.
             state.on_silence()
         return pause_s
-
-    def _is_hung(self, error: Exception) -> bool:
-        """Whether it has told nothing for so long that it computes nothing."""
-        if isinstance(error, _Unanswered):
-            told_at_s = self.state.updated_at_s
-            return told_at_s is not None and self._clock.now() - told_at_s > self._settings.heartbeat_timeout_s
-        return isinstance(error, TimeoutError)
 
 
 def _http_speaker(address: str, around: Surroundings) -> Speaker:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from radixfleet.answers import Delta
+from radixfleet.answers import Completion, Delta
 from radixfleet.counts import counted
 from radixfleet.errors import DeadlineExceeded, InvalidRequest, Unavailable
-from radixfleet.types import WorkerStatus
+from radixfleet.types import Load, WorkerStatus
 from router.workers.breaker import BreakerState
 from tests.support.cuttable_wire import CuttableWire
 from tests.support.fake_worker import Call, FakeWorker, Script
@@ -205,37 +206,75 @@ async def test_a_hung_worker_gets_nothing_until_it_speaks_again() -> None:
         await fleet.until_eligible("w0", "w1")
 
 
+@asynccontextmanager
+async def asked_in_vain(**values: Any) -> AsyncIterator[tuple[FakeWorker, Fleet, asyncio.Task[Completion]]]:
+    """A worker in the middle of an answer, that has begun to drain and says no more what it is."""
+    end = asyncio.Event()
+    worker = fake_worker(script=lambda _: Script(before_finish=end))
+    async with running_fleet([worker], connect_timeout_s=0.3, max_retries=0, **values) as fleet:
+        answering = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=4))
+        await until(lambda: worker.calls and worker.calls[0].tokens_sent == 4)
+        worker.info_gate, asked = asyncio.Event(), worker.infos_asked
+        worker.status = WorkerStatus.DRAINING
+        worker.publish()
+        await until(lambda: worker.infos_asked > asked, "it is asked, for it drains")
+        yield worker, fleet, answering
+        worker.info_gate.set()
+        worker.speaks.set()
+        end.set()
+        await asyncio.wait([answering])
+
+
 @pytest.mark.parametrize("link", [True, False], ids=["link", "calls"])
 async def test_a_worker_that_is_late_with_an_answer_about_itself_keeps_its_requests(link: bool) -> None:
     """It is asked when its status changes, as in a drain, and may be busy: what it computes was given up."""
-    end = asyncio.Event()
-    worker = fake_worker(script=lambda _: Script(before_finish=end))
-    async with running_fleet([worker], connect_timeout_s=0.3, heartbeat_timeout_s=60.0, link=link) as fleet:
-        answering = asyncio.create_task(fleet.client.complete("hello", max_new_tokens=4))
-        await until(lambda: worker.calls and worker.calls[0].tokens_sent == 4)
-        worker.info_gate = asyncio.Event()
-        worker.status = WorkerStatus.DRAINING
-        worker.publish()
-        await until(lambda: not fleet.state(0).connected, "it is given up for now")
+    async with asked_in_vain(heartbeat_timeout_s=2.0, link=link) as (worker, fleet, answering):
+        asked = worker.infos_asked
+        await until(lambda: worker.infos_asked > asked + 8, "it is asked for longer than workers may be silent")
+        assert fleet.state(0).connected, "it tells its state"
+        assert not answering.done()
+    assert len(answering.result().token_ids) == 4
+    assert len(worker.calls) == 1
+
+
+async def test_its_state_is_followed_until_it_answers() -> None:
+    async with asked_in_vain(heartbeat_timeout_s=60.0) as (worker, fleet, _):
         asked = worker.infos_asked
         await until(lambda: worker.infos_asked > asked, "it is asked again")
-        assert not answering.done()
+        worker.extra_load = Load(waiting_requests=77)
+        await until(lambda: fleet.state(0).books.reported.waiting_requests == 77)
+        worker.max_context_tokens = 12_345
+        assert worker.info_gate is not None
         worker.info_gate.set()
-        end.set()
-        assert len((await answering).token_ids) == 4
-        await until(lambda: fleet.state(0).connected)
+        await until(lambda: fleet.state(0).max_context_tokens == 12_345, "and then it is known")
+
+
+async def test_it_keeps_them_though_the_router_stood_still_meanwhile() -> None:
+    async with asked_in_vain(heartbeat_timeout_s=2.0) as (worker, fleet, answering):
+        time.sleep(3)  # noqa: ASYNC251 - nothing runs here meanwhile, which is what is tested
+        asked = worker.infos_asked
+        await until(lambda: worker.infos_asked > asked + 1, "it is asked again")
+        assert fleet.state(0).connected
+        assert not answering.done()
+    assert len(answering.result().token_ids) == 4
 
 
 async def test_a_worker_that_neither_answers_nor_tells_loses_its_requests() -> None:
-    worker = fake_worker(script=endless)
-    async with running_fleet([worker], connect_timeout_s=0.3, heartbeat_timeout_s=2.0, max_retries=0) as fleet:
-        lost = asyncio.create_task(tokens_until_lost(fleet))
-        await until(lambda: worker.calls and worker.calls[0].tokens_sent == 3)
-        worker.info_gate = asyncio.Event()
-        worker.status = WorkerStatus.DRAINING
-        worker.publish()
-        assert (await lost)[0] == 3
-        worker.info_gate.set()
+    async with asked_in_vain(heartbeat_timeout_s=2.0) as (worker, fleet, answering):
+        cuts: list[Callable[[], None]] = []
+        cut = fleet.state(0).on_silence
+
+        def counted_cut() -> None:
+            cuts.append(cut)
+            cut()
+
+        fleet.state(0).on_silence = counted_cut
+        worker.speaks.clear()
+        with pytest.raises(Unavailable, match="lost after 4 tokens"):
+            await answering
+        asked = worker.infos_asked
+        await until(lambda: worker.infos_asked > asked + 1, "it is asked again")
+        assert len(cuts) == 1
 
 
 async def test_a_worker_that_does_not_answer_cannot_be_put_back_to_work() -> None:
