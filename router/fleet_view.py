@@ -81,7 +81,8 @@ class Columns:
 
     @property
     def most_place(self) -> float:
-        """Tokens of the longest prompt that could run at once on some worker."""
+        """Tokens of the longest prompt that may be sent to some worker now (see `router.view.Figures`). There must be a
+        worker."""
         if self._most_place is None:
             self._most_place = _most_of(self.place)
         return self._most_place
@@ -168,8 +169,8 @@ class FleetView(Sequence[WorkerView]):
         """Workers by position whose views are others by now."""
         self._figures = [view.figures for view in self._views]
         self._serving: Columns | None = None
-        self._served_at: dict[int, int] = {}
-        """Where among `_serving` a worker is, by position; of all where all serve."""
+        self._served_at: dict[int, int] | None = None
+        """Where among `_serving` a worker is, by position; None: not worked out, for none of them has changed."""
         slots = np.array([view.slot for view in self._views], dtype=np.intp)
         rows = np.array(self._figures, dtype=np.float64).reshape(len(self._views), 6)
         self.columns = Columns(slots, np.ascontiguousarray(rows.T))
@@ -180,7 +181,7 @@ class FleetView(Sequence[WorkerView]):
         return workers if isinstance(workers, FleetView) else FleetView(workers)
 
     def __len__(self) -> int:
-        return len(self._views)
+        return len(self.columns)
 
     def __iter__(self) -> Iterator[WorkerView]:
         return iter(self._seen())
@@ -199,13 +200,15 @@ class FleetView(Sequence[WorkerView]):
         self.columns.replace(position, old, figures)
         if (old[4] == NEVER) != (figures[4] == NEVER):
             self._serving = None
-        elif self._serving is not None and self._serving is not self.columns and position in self._served_at:
+        elif self._serving is not None and self._serving is not self.columns and figures[4] != NEVER:
+            if self._served_at is None:
+                serving = np.flatnonzero(self.columns.room > NEVER).tolist()
+                self._served_at = {position: place for place, position in enumerate(serving)}
             self._serving.replace(self._served_at[position], old, figures)
 
-    def only(self, positions: Iterable[int]) -> FleetView:
-        """The view of some of the workers, as they are now."""
-        views = self._seen()
-        return FleetView([views[position] for position in positions])
+    def only(self, positions: IntArray) -> FleetView:
+        """The view of some of the workers, as they are now: to be read in this turn of the event loop."""
+        return _Part(self, positions)
 
     @property
     def serving(self) -> Columns:
@@ -213,12 +216,12 @@ class FleetView(Sequence[WorkerView]):
         the others do."""
         if self._serving is None:
             positions = np.flatnonzero(self.columns.room > NEVER)
-            self._served_at = {position: place for place, position in enumerate(positions.tolist())}
+            self._served_at = None
             self._serving = self.columns if len(positions) == len(self.columns) else self.columns.at(positions)
         return self._serving
 
     def is_saturated(self, prompt_tokens: int) -> bool:
-        """Whether some worker serves, and the request would wait on every one that does."""
+        """Whether some worker serves, and none of those has a place for a prompt of so many tokens now."""
         columns = self.serving
         return bool(columns.count) and columns.most_place < prompt_tokens
 
@@ -228,6 +231,20 @@ class FleetView(Sequence[WorkerView]):
                 self._views[position] = worker.view
             self._unseen.clear()
         return self._views
+
+
+class _Part(FleetView):
+    """Some workers of another view, by numbers alone until somebody reads them one by one. It follows no change."""
+
+    def __init__(self, whole: FleetView, positions: IntArray) -> None:
+        self._whole = whole
+        self._positions = positions
+        self._serving = None
+        self.columns = whole.columns.at(positions)
+
+    def _seen(self) -> list[WorkerView]:
+        views = self._whole._seen()
+        return [views[position] for position in self._positions.tolist()]
 
 
 @dataclass(slots=True, eq=False)

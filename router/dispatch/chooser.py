@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from radixfleet.blocks import BLOCK_TOKENS
 from radixfleet.errors import InvalidRequest, RadixfleetError, Unavailable
@@ -23,7 +23,7 @@ from router.index import HotPrefixes, Sketch
 from router.metrics import RouterMetrics
 from router.policies import Policy
 from router.view import Ranking, RequestView
-from router.workers.group import ModelGroup
+from router.workers.group import Lane, ModelGroup
 from router.workers.state import WorkerState
 
 RETRY_AFTER_S = 1.0
@@ -52,15 +52,6 @@ class Explanation:
     reason: str
     worker: WorkerState | None
     candidates: Sequence[CandidateReport]
-
-
-class Kind(NamedTuple):
-    """Of a request. See `Chooser.kind`."""
-
-    fingerprint: int | None
-    look_aside: bool
-    needs: frozenset[str]
-    least_room: int
 
 
 class Workers(Protocol):
@@ -109,18 +100,23 @@ class Chooser:
         left = workers if claims is None else claims.left(workers)
         if workers.serving.count and (not left.serving.count or left.is_saturated(request.prompt_tokens)):
             if claims is not None:
-                claims.add(workers, group)
+                claims.add(workers)
             return None
         return self._booked(request, group, left if left.serving.count else workers, began_s)
 
-    def kind(self, request: PreparedRequest) -> Kind:
-        """What tells the workers that can take the request from others: the same of two, and the same can."""
+    def group(self, model: str) -> ModelGroup:
+        """The workers of this model; another object when what they are has changed, and with it the lanes."""
+        return self._registry.group(model)
+
+    def lane(self, request: PreparedRequest) -> Lane:
+        """Of the request, among those of its model, by what its workers are now."""
         group = self._registry.group(request.model)
-        return Kind(
+        return group.lane(
+            request.prompt_tokens,
             request.fingerprint,
-            request.look_aside and not group.all_native,
-            _needs(group, request),
-            group.least_room(request.prompt_tokens, request.answer_tokens),
+            answer_tokens=request.answer_tokens,
+            look_aside=request.look_aside,
+            needs=_needs(group, request),
         )
 
     def _booked(self, request: PreparedRequest, group: ModelGroup, workers: FleetView, began_s: float) -> Lease:

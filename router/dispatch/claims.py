@@ -5,31 +5,32 @@ Made anew by each walk through a queue, and of use in one turn of the event loop
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
+
 from router.fleet_view import FleetView
-from router.workers.group import ModelGroup
 
 
 class Claims:
     """On workers of one group."""
 
     def __init__(self) -> None:
-        self._slots: set[int] = set()
-        self.cover_all = False
-        """Of the group: nobody else gets anything."""
+        self._claimed: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """By slot, up to the highest of those that are claimed."""
 
-    def add(self, workers: FleetView, group: ModelGroup) -> None:
+    def add(self, workers: FleetView) -> None:
         """A request waits for any of these."""
-        if workers is group.view:  # as nearly always, and then they need not be counted
-            self.cover_all = True
-            return
-        self._slots.update(workers.columns.slots.tolist())
-        self.cover_all = len(self._slots) == len(group.workers)
+        slots = workers.columns.slots
+        missing = int(slots.max(initial=-1)) + 1 - len(self._claimed)
+        if missing > 0:
+            self._claimed = np.concatenate([self._claimed, np.zeros(missing, dtype=np.bool_)])
+        self._claimed[slots] = True
 
     def left(self, workers: FleetView) -> FleetView:
         """Those of `workers` that nobody waits for."""
-        if self.cover_all:
-            return workers.only(())
-        if not self._slots:
+        slots = workers.columns.slots
+        if not len(self._claimed) or not len(slots):
             return workers
-        slots = workers.columns.slots.tolist()
-        return workers.only(position for position, slot in enumerate(slots) if slot not in self._slots)
+        is_known = slots < len(self._claimed)
+        is_left = ~(is_known & self._claimed[np.where(is_known, slots, 0)])
+        return workers if is_left.all() else workers.only(np.flatnonzero(is_left))

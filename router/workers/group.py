@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
-from router.fleet_view import FleetView
+import numpy as np
+
+from router.fleet_view import FleetView, IntArray
 from router.workers.state import WorkerState
 
 _LEAVING = ("draining", "failed")
+_UNKNOWN = -1
+"""In the place of a fingerprint that no worker has."""
+_MOST_KEPT = 256
+"""Lanes whose workers are remembered: clients choose what they need, and could need it in any mixture."""
+
+
+class Speaking(NamedTuple):
+    """What a request asks of workers but for room; None, False and empty where all can."""
+
+    fingerprint: int | None
+    native: bool
+    needs: frozenset[str]
+
+
+class Lane(NamedTuple):
+    """Of a request, in one group: requests of the same lane are those that the same workers can take."""
+
+    speaking: Speaking
+    least_room: int
+    """Tokens of the longest request of the smallest worker that has room; 0: none has."""
+
+
+_ALL = Speaking(fingerprint=None, native=False, needs=frozenset())
 
 
 class ModelGroup:
@@ -23,6 +49,11 @@ class ModelGroup:
         models = [worker.facts.model for worker in workers if worker.facts is not None]
         self.fingerprints = frozenset(model.tokenizer_fingerprint for model in models)
         """Fingerprints of the workers' tokenizers; more than one only while a fleet changes its model."""
+        self._longest = np.array([worker.longest_request for worker in workers], dtype=np.intp)
+        self._lacks = frozenset[str]().union(*(worker.lacks for worker in workers))
+        self._speakers: dict[Speaking, tuple[IntArray, list[int]]] = {}
+        """Places of the workers that can do it, and the lengths of their longest requests, each once, in order."""
+        self._fitting: dict[Lane, IntArray] = {}
         self._lengths = sorted({worker.longest_request for worker in workers})
         self.longest_everywhere = self._lengths[0] if self._lengths else 0
         """Tokens of the longest request that can run on each of them."""
@@ -71,52 +102,87 @@ class ModelGroup:
         of these (see `router.dialects.needs`).
         """
         is_special = needs or excluded or (look_aside and not self.all_native)
-        if not is_special and self._all_fit(prompt_tokens + answer_tokens, fingerprint):
+        if not is_special and prompt_tokens + answer_tokens <= self.longest_everywhere and self._all_speak(fingerprint):
             return self.view
-        workers = [
-            worker
-            for worker in self.workers
-            if (worker.is_native or not look_aside) and not (needs and needs & worker.lacks)
-        ]
-        fitting = self._fitting(workers, prompt_tokens, answer_tokens, fingerprint)
-        return self.view.only(self._places[worker.slot] for worker in fitting if worker not in excluded)
+        lane = self.lane(prompt_tokens, fingerprint, answer_tokens=answer_tokens, look_aside=look_aside, needs=needs)
+        places = self._places_of(lane)
+        if excluded:
+            places = np.array(
+                [place for place in places.tolist() if self.workers[place] not in excluded], dtype=np.intp
+            )
+        return self.view if len(places) == len(self.workers) else self.view.only(places)
 
-    def least_room(self, prompt_tokens: int, answer_tokens: int = 1) -> int:
-        """Tokens of the longest request of the smallest worker on which prompt and answer fit, or else the prompt; 0
-        when it fits nowhere.
-        """
+    def lane(
+        self,
+        prompt_tokens: int,
+        fingerprint: int | None,
+        *,
+        answer_tokens: int = 1,
+        look_aside: bool = False,
+        needs: frozenset[str] = frozenset(),
+    ) -> Lane:
+        """What tells the workers that are suitable for a request from others. It holds for this group alone."""
+        speaking = _ALL
+        native, lacked = look_aside and not self.all_native, needs & self._lacks
+        if native or lacked or not self._all_speak(fingerprint):
+            if self._all_speak(fingerprint):
+                fingerprint = None
+            elif fingerprint not in self.fingerprints:
+                fingerprint = _UNKNOWN
+            speaking = Speaking(fingerprint, native, lacked)
+        _, lengths = self._speakers_of(speaking)
         for tokens in (prompt_tokens + answer_tokens, prompt_tokens + 1):
-            place = bisect_left(self._lengths, tokens)
-            if place < len(self._lengths):
-                return self._lengths[place]
-        return 0
+            place = bisect_left(lengths, tokens)
+            if place < len(lengths):
+                return Lane(speaking, lengths[place])
+        return Lane(speaking, 0)
 
     def room(self, prompt_tokens: int, fingerprint: int | None) -> int:
         """Tokens that the answer may have on every suitable worker; less than 1 when nothing fits.
 
         Of those that leave or have failed it counts only where there are no others.
         """
-        longest = self.longest_everywhere
-        if len(self._lengths) > 1 or not self._all_fit(prompt_tokens + 1, fingerprint):
-            fitting = self._fitting(self.workers, prompt_tokens, 1, fingerprint)
-            staying = [worker for worker in fitting if worker.ineligible_reason not in _LEAVING] or fitting
-            longest = min((worker.longest_request for worker in staying), default=0)
+        lane = self.lane(prompt_tokens, fingerprint)
+        is_same = len(self._lengths) == 1 and lane.least_room
+        longest = self.longest_everywhere if is_same else self._least_staying(lane)
         return longest - prompt_tokens
 
-    def _all_fit(self, tokens: int, fingerprint: int | None) -> bool:
-        return tokens <= self.longest_everywhere and (fingerprint is None or self.fingerprints == {fingerprint})
+    def _all_speak(self, fingerprint: int | None) -> bool:
+        return fingerprint is None or self.fingerprints == {fingerprint}
 
-    def _fitting(
-        self, workers: Sequence[WorkerState], prompt_tokens: int, answer_tokens: int, fingerprint: int | None
-    ) -> Sequence[WorkerState]:
-        if self._all_fit(prompt_tokens + answer_tokens, fingerprint):
-            return workers
-        speaking = [worker for worker in workers if worker.speaks(fingerprint)]
-        for tokens in (prompt_tokens + answer_tokens, prompt_tokens + 1):
-            fitting = [worker for worker in speaking if worker.longest_request >= tokens]
-            if fitting:
-                return fitting
-        return speaking
+    def _least_staying(self, lane: Lane) -> int:
+        """The shortest of the longest requests of the lane's workers, of those that stay if any does."""
+        places = self._places_of(lane)
+        in_order = places[np.argsort(self._longest[places], kind="stable")].tolist()
+        staying = (place for place in in_order if self.workers[place].ineligible_reason not in _LEAVING)
+        place = next(staying, in_order[0] if in_order else None)
+        return 0 if place is None else self.workers[place].longest_request
+
+    def _speakers_of(self, speaking: Speaking) -> tuple[IntArray, list[int]]:
+        known = self._speakers.get(speaking)
+        if known is None:
+            able = [
+                place
+                for place, worker in enumerate(self.workers)
+                if (worker.is_native or not speaking.native)
+                and not (speaking.needs & worker.lacks)
+                and worker.speaks(speaking.fingerprint)
+            ]
+            places = np.array(able, dtype=np.intp)
+            if len(self._speakers) >= _MOST_KEPT:
+                self._speakers.clear()
+            known = self._speakers[speaking] = places, sorted(set(self._longest[places].tolist()))
+        return known
+
+    def _places_of(self, lane: Lane) -> IntArray:
+        """Of the workers that can take its requests."""
+        places = self._fitting.get(lane)
+        if places is None:
+            able, _ = self._speakers_of(lane.speaking)
+            if len(self._fitting) >= _MOST_KEPT:
+                self._fitting.clear()
+            places = self._fitting[lane] = able[self._longest[able] >= lane.least_room]
+        return places
 
 
 def model_groups(workers: Sequence[WorkerState]) -> dict[str, ModelGroup]:

@@ -3,11 +3,12 @@ from __future__ import annotations
 import pytest
 
 from radixfleet.clock import ManualClock
-from router.admission import AdmissionQueue, QueueFull
+from router.admission import AdmissionQueue
 
 
 def queue(max_waiting: int = 4, clock: ManualClock | None = None) -> AdmissionQueue[str]:
-    return AdmissionQueue(max_waiting, clock or ManualClock())
+    """A lane for each first letter."""
+    return AdmissionQueue(max_waiting, clock or ManualClock(), lambda name: name[0])
 
 
 def take(waiting: AdmissionQueue[str]) -> str:
@@ -27,35 +28,49 @@ def test_priorities_first_then_the_order_of_arrival() -> None:
 
 def test_lanes_are_passed_and_the_order_over_all_others_stays() -> None:
     waiting = queue()
-    for name, priority, lane in (("a", 0, "long"), ("b", 5, "long"), ("c", 0, "short"), ("d", 0, "text")):
-        waiting.add(name, priority, lane)
-    passed: list[str] = []
+    for name, priority in (("long", 0), ("longer", 5), ("short", 0), ("text", 0)):
+        waiting.add(name, priority)
+    passed = []
     names = []
     while (turn := waiting.next(passed)) is not None:
-        place, name = turn
+        _, name, lane = turn
         names.append(name)
-        passed.append(str(place.lane))
-    assert names == ["b", "c", "d"]
-    assert [take(waiting) for _ in range(4)] == ["b", "a", "c", "d"]
-    assert not any(waiting.holds(lane) for lane in ("long", "short", "text"))
+        passed.append(lane)
+    assert names == ["longer", "short", "text"]
+    assert [take(waiting) for _ in range(4)] == ["longer", "long", "short", "text"]
 
 
-def test_a_full_queue_refuses_equals_and_lets_higher_ones_displace_the_last() -> None:
+def test_lanes_are_found_anew() -> None:
+    lanes = {"a": 1, "b": 1, "c": 2}
+    waiting = AdmissionQueue(4, ManualClock(), lambda name: lanes[name])
+    places = [waiting.add(name, 0) for name in "abc"]
+    turn = waiting.next([1])
+    assert turn is not None
+    assert turn[1] == "c"
+    lanes |= {"b": 2}
+    waiting.sort()
+    turn = waiting.next([1])
+    assert turn is not None
+    assert turn[1:] == ("b", 2)
+    assert all(waiting.remove(place) for place in places)
+    assert waiting.next() is None
+
+
+def test_of_one_too_many_the_last_in_the_order_leaves() -> None:
     waiting = queue(2)
     waiting.add("old", 0)
     waiting.add("young", 0)
-    with pytest.raises(QueueFull):
-        waiting.add("late", 0)
-    with pytest.raises(QueueFull):
-        waiting.add("low", -1)
-    _, displaced = waiting.add("urgent", 1)
-    assert displaced == "young"
+    assert waiting.displace() is None
+    for name, priority, leaver in (("late", 0, "late"), ("low", -1, "low"), ("urgent", 1, "young")):
+        waiting.add(name, priority)
+        assert waiting.displace() == leaver
+        assert waiting.displace() is None
     assert [take(waiting), take(waiting)] == ["urgent", "old"]
 
 
 def test_one_that_left_is_not_served_and_leaves_once() -> None:
     waiting = queue()
-    place, _ = waiting.add("a", 0)
+    place = waiting.add("a", 0)
     waiting.add("b", 0)
     assert waiting.remove(place)
     assert not waiting.remove(place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,12 +14,14 @@ from radixfleet.errors import DeadlineExceeded, Overloaded, Unavailable
 from radixfleet.types import Load
 from radixfleet.v1 import inference_pb2
 from router.dispatch.claims import Claims
-from router.dispatch.gate import _MOST_PASSED, Gate
+from router.dispatch.gate import Gate
 from router.dispatch.lease import Lease, Verdict
 from router.dispatch.request import PreparedRequest
 from router.workers.state import WorkerState
 from tests.support.router_parts import CAPACITY, MODEL, Parts, prepared, tokens
 from tests.support.waiting import until
+
+_IN_VAIN_S = 20.0
 
 
 class Entrance:
@@ -33,7 +36,10 @@ class Entrance:
             self.add(f"w{index}", places)
 
     def add(self, name: str, places: int, context: int = MODEL.max_context_tokens) -> WorkerState:
-        worker = self.parts.add(name, model=replace(MODEL, max_context_tokens=context))
+        return self.settle(self.parts.add(name, model=replace(MODEL, max_context_tokens=context)), places)
+
+    def settle(self, worker: WorkerState, places: int) -> WorkerState:
+        """Give it so many places, and have the gate hear of it."""
         worker.capacity = replace(CAPACITY, max_running_requests=places)
         worker._on_change = self.gate.stir  # the fixture makes workers before there is a gate
         worker.changed()
@@ -43,8 +49,16 @@ class Entrance:
         self, prompt: int = 300, *, priority: int = 0, first: int = 1, deadline_s: float | None = None
     ) -> asyncio.Task[Lease]:
         message = inference_pb2.GenerateRequest(priority=priority)
-        request: PreparedRequest = prepared(tokens(prompt, first), message=message)
-        return asyncio.create_task(self.gate.enter(request, lambda: deadline_s))
+        return self.let_in(prepared(tokens(prompt, first), message=message), deadline_s)
+
+    def let_in(self, request: PreparedRequest, deadline_s: float | None = None) -> asyncio.Task[Lease]:
+        """Fails where nothing lets it in: a test that waits for it in vain says so."""
+
+        async def entered() -> Lease:
+            async with asyncio.timeout(_IN_VAIN_S):
+                return await self.gate.enter(request, lambda: deadline_s)
+
+        return asyncio.create_task(entered())
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.parts.metrics.registry.get_sample_value(f"radixfleet_router_{name}", labels)
@@ -97,7 +111,7 @@ async def test_no_newcomer_passes_those_who_wait_but_higher_priorities_do() -> N
     newcomer = entrance.enter()
     order = []
     for task in (waiting[1], waiting[0], newcomer):
-        lease = await asyncio.wait_for(task, 60)
+        lease = await task
         order.append(task)
         assert sum(other.done() for other in (*waiting, newcomer)) == len(order), "one place, one at a time"
         lease.settle(Verdict.ANSWERED)
@@ -250,13 +264,13 @@ async def test_who_fits_a_free_worker_passes_those_who_do_not() -> None:
     assert first.worker is large
     long = entrance.enter(LONG)
     await until(lambda: entrance.gate.num_waiting == 1)
-    short = await asyncio.wait_for(entrance.enter(SHORT), 60)
+    short = await entrance.enter(SHORT)
     assert short.worker is small
     behind = entrance.enter(SHORT)
     await turns()
     assert not behind.done()
     short.settle(Verdict.ANSWERED)
-    (await asyncio.wait_for(behind, 60)).settle(Verdict.ANSWERED)
+    (await behind).settle(Verdict.ANSWERED)
     assert not long.done()
     first.settle(Verdict.ANSWERED)
     (await long).settle(Verdict.ANSWERED)
@@ -301,27 +315,147 @@ async def test_memory_that_becomes_free_is_left_to_who_waits_for_it() -> None:
     entrance.parts.check_settled()
 
 
-async def test_a_walk_looks_at_no_more_kinds_of_requests_than_it_may() -> None:
-    entrance = Entrance(workers=0, max_waiting=100)
-    kinds = 3 * _MOST_PASSED
-    for index in range(kinds):
-        entrance.add(f"w{index}", 1, context=100 * index + 200)
-    busy = [await entrance.enter(100 * index + 150) for index in reversed(range(kinds))]
-    waiting = [entrance.enter(100 * index + 150) for index in reversed(range(1, kinds))]
-    await until(lambda: entrance.gate.num_waiting == kinds - 1)
-    looks: list[PreparedRequest] = []
-    choose = entrance.parts.chooser.choose_unless_saturated
-
-    def look(request: PreparedRequest, claims: Claims | None = None) -> Lease | None:
-        looks.append(request)
-        return choose(request, claims)
-
-    entrance.parts.chooser.choose_unless_saturated = look  # type: ignore[method-assign]
-    entrance.gate._serve_all()
-    assert len(looks) == _MOST_PASSED
-    for lease in busy:
+async def test_a_newcomer_that_can_go_on_at_once_displaces_nobody() -> None:
+    entrance, small, large = mixed_entrance(max_waiting=2)
+    running = await entrance.enter(LONG)
+    waiting = [entrance.enter(LONG), entrance.enter(LONG)]
+    await until(lambda: entrance.gate.num_waiting == 2)
+    short = await entrance.enter(SHORT, priority=1)
+    assert short.worker is small
+    await turns()
+    assert not any(task.done() for task in waiting)
+    urgent = entrance.enter(LONG, priority=1)
+    with pytest.raises(Overloaded, match="2 requests wait"):
+        await waiting.pop()
+    for lease in (short, running):
         lease.settle(Verdict.ANSWERED)
-    for task in waiting:
+    for task in (urgent, *waiting):
+        lease = await task
+        assert lease.worker is large
+        lease.settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+async def test_a_place_that_came_free_a_moment_ago_is_seen_before_anybody_is_refused() -> None:
+    """Said: all workers are busy, and 0 requests wait."""
+    entrance, _, large = mixed_entrance(max_waiting=1)
+    running, short = await entrance.enter(LONG), await entrance.enter(SHORT)
+    waiting = entrance.enter(LONG)
+    await until(lambda: entrance.gate.num_waiting == 1)
+    newcomer = entrance.enter(SHORT, first=400)
+    running.settle(Verdict.ANSWERED)
+    lease = await waiting
+    assert lease.worker is large
+    assert not newcomer.done(), "it waits in the place that became free"
+    for each in (short, lease):
+        each.settle(Verdict.ANSWERED)
+    (await newcomer).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+async def test_on_a_full_queue_too_a_newcomer_gets_no_worker_that_another_waits_for() -> None:
+    entrance, _, large = mixed_entrance(max_waiting=1)
+    held = await entrance.enter(SHORT, first=1)
+    large.report(Load(running_requests=4, waiting_requests=1, kv_protected_tokens=CAPACITY.kv_tokens - SHORT - 1))
+    large.capacity = replace(CAPACITY, max_running_requests=100)
+    large.changed()
+    long = entrance.enter(LONG)
+    await until(lambda: entrance.gate.num_waiting == 1)
+    with pytest.raises(Overloaded):
+        await entrance.enter(SHORT, first=400)
+    large.report(Load())
+    for lease in (held, await long):
+        lease.settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+async def test_who_can_take_whom_follows_the_workers() -> None:
+    """A short prompt waited in the lane of the long ones, because only the large worker was there."""
+    entrance = Entrance(workers=0)
+    large = entrance.add("large", 1, context=LONG + 1)
+    running = await entrance.enter(LONG)
+    long = entrance.enter(LONG)
+    await until(lambda: entrance.gate.num_waiting == 1)
+    short = entrance.enter(SHORT)
+    await until(lambda: entrance.gate.num_waiting == 2)
+    small = entrance.add("small", 1, context=SHORT + 1)
+    lease = await short
+    assert lease.worker is small
+    newcomer = entrance.enter(SHORT)
+    await turns()
+    assert not newcomer.done()
+    for each in (lease, running):
+        each.settle(Verdict.ANSWERED)
+    assert (await long).worker is large
+    for task in (long, newcomer):
+        (await task).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+async def test_of_many_lanes_each_is_seen() -> None:
+    """Requests beyond the eighth lane were passed by newcomers."""
+    lanes = 24
+    entrance = Entrance(workers=0, max_waiting=lanes - 1)
+    for index in range(lanes):
+        entrance.add(f"w{index}", 1, context=100 * index + 200)
+    busy = [await entrance.enter(100 * index + 150, first=40 * index) for index in reversed(range(lanes))]
+    assert [lease.worker.name for lease in busy] == [f"w{index}" for index in reversed(range(lanes))]
+    waiting = [entrance.enter(100 * index + 150) for index in reversed(range(1, lanes))]
+    await until(lambda: entrance.gate.num_waiting == lanes - 1)
+    busy.pop(-2).settle(Verdict.ANSWERED)
+    lease = await waiting.pop()
+    assert lease.worker.name == "w1"
+    newcomer = entrance.enter(150)
+    await turns()
+    assert not newcomer.done()
+    for each in (*busy, lease):
+        each.settle(Verdict.ANSWERED)
+    for served in asyncio.as_completed([*waiting, newcomer]):
+        (await served).settle(Verdict.ANSWERED)
+    entrance.parts.check_settled()
+
+
+def served_by(*names: str) -> Entrance:
+    """A worker with one place of each name: ours, ours with another tokenizer, an engine that takes no seed."""
+    entrance = Entrance(workers=0)
+    made: dict[str, dict[str, Any]] = {
+        "ours": {},
+        "other": {"model": replace(MODEL, tokenizer_fingerprint=99)},
+        "engine": {"dialect": "vllm", "lacks": frozenset({"sampling.seed"})},
+    }
+    for name in names:
+        entrance.settle(entrance.parts.add(name, **made[name]), 1)
+    return entrance
+
+
+SEEDED = inference_pb2.GenerateRequest()
+SEEDED.sampling.seed = 1
+
+
+@pytest.mark.parametrize(
+    ("names", "held", "free"),
+    [
+        (("other", "ours"), prepared(300, fingerprint=99), prepared(300)),
+        (("ours", "engine"), prepared(300, look_aside=True), prepared(tokens(300, 500))),
+        (("ours", "engine"), prepared(300, message=SEEDED), prepared(tokens(300, 500))),
+    ],
+    ids=["tokenizer", "look-aside", "needs"],
+)
+async def test_requests_wait_apart_that_not_the_same_workers_can_take(
+    names: tuple[str, ...], held: PreparedRequest, free: PreparedRequest
+) -> None:
+    entrance = served_by(*names)
+    first, second = await entrance.let_in(held), await entrance.let_in(free)
+    assert [lease.worker.name for lease in (first, second)] == list(names)
+    ahead = entrance.let_in(held)
+    await until(lambda: entrance.gate.num_waiting == 1)
+    behind = entrance.let_in(free)
+    await until(lambda: entrance.gate.num_waiting == 2)
+    second.settle(Verdict.ANSWERED)
+    assert (await behind).worker is second.worker
+    assert not ahead.done()
+    first.settle(Verdict.ANSWERED)
+    for task in (ahead, behind):
         (await task).settle(Verdict.ANSWERED)
     entrance.parts.check_settled()
 

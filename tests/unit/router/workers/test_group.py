@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from radixfleet.types import Load, WorkerStatus
-from router.workers.group import ModelGroup
+from router.workers.group import Lane, ModelGroup
 from router.workers.state import WorkerState
 from tests.support.chains import chain
 from tests.support.router_parts import CAPACITY, MODEL, Parts
@@ -112,8 +115,58 @@ def test_those_with_room_for_prompt_and_answer_come_before_those_with_room_for_t
     assert names(400, 600) == ["w0", "small"]
     assert names(400, 601) == ["w0"]
     assert names(600, 2_000_000) == ["w0", "small"], "nobody has room for the answer; an engine may cut it short"
-    rooms = [group.least_room(400, 100), group.least_room(400, 601), group.least_room(600, 2_000_000)]
-    assert rooms == [500, MODEL.max_context_tokens, 1_000]
+    lanes = [group.lane(tokens, None, answer_tokens=answer) for tokens, answer in ((400, 100), (400, 601), (600, 9**9))]
+    assert [lane.least_room for lane in lanes] == [500, MODEL.max_context_tokens, 1_000]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([100, 200, 300]),
+            st.sampled_from([7, 8]),
+            st.sampled_from(["native", "vllm", "openai"]),
+            st.sets(st.sampled_from(["sampling.n", "sampling.seed"])),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    st.lists(
+        st.tuples(
+            st.sampled_from([50, 99, 100, 150, 250, 300]),
+            st.sampled_from([1, 50, 51, 900]),
+            st.sampled_from([None, 0, 7, 8, 9]),
+            st.booleans(),
+            st.frozensets(st.sampled_from(["sampling.n", "sampling.seed", "resume"])),
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+)
+def test_the_same_lane_means_the_same_workers_and_they_are_those_that_can_take_it(
+    fleet: list[tuple[int, int, str, set[str]]], requests: list[tuple[int, int, int | None, bool, frozenset[str]]]
+) -> None:
+    parts = Parts(0)
+    for number, (context, fingerprint, dialect, lacks) in enumerate(fleet):
+        model = replace(MODEL, max_context_tokens=context, tokenizer_fingerprint=fingerprint)
+        parts.add(f"w{number}", model=model, dialect=dialect, lacks=frozenset(lacks))
+    group = parts.group("m")
+    taken: dict[Lane, list[str]] = {}
+    for prompt, answer, wanted, look_aside, needs in requests:
+        able = [
+            worker
+            for worker in parts.workers
+            if worker.speaks(wanted) and (worker.is_native or not look_aside) and not (needs & worker.lacks)
+        ]
+        for tokens in (prompt + answer, prompt + 1, 0):
+            expected = [worker.name for worker in able if worker.longest_request >= tokens]
+            if expected:
+                break
+        suitable = group.suitable(prompt, wanted, answer_tokens=answer, look_aside=look_aside, needs=needs)
+        assert [view.worker_id for view in suitable] == expected
+        assert suitable.columns.slots.tolist() == [view.slot for view in suitable]
+        lane = group.lane(prompt, wanted, answer_tokens=answer, look_aside=look_aside, needs=needs)
+        assert taken.setdefault(lane, expected) == expected
 
 
 def test_a_worker_that_drains_does_not_shorten_the_answers_of_the_others() -> None:
