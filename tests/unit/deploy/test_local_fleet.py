@@ -66,6 +66,7 @@ async def test_the_router_drains_first_and_every_child_has_its_whole_drain(monke
     monkeypatch.setattr(Child, "start", start)
     told: list[str] = []
     fleet = LocalFleet(replace(spec({}, {}), drain_grace_s=60), told.append)
+    fleet.endpoint = "127.0.0.1:1"
     for child in (fleet._spec.router(), *(fleet._spec.worker(index, "127.0.0.1:1") for index in range(2))):
         await fleet._launch(child)
     await fleet.__aexit__(None, None, None)
@@ -89,6 +90,7 @@ async def test_ctrl_c_again_cuts_what_runs_and_says_so(monkeypatch: pytest.Monke
     monkeypatch.setattr(Child, "start", start)
     told: list[str] = []
     fleet = LocalFleet(spec({}, {}), told.append)
+    fleet.endpoint = "127.0.0.1:1"
     for child in (fleet._spec.router(), fleet._spec.worker(0, "127.0.0.1:1")):
         await fleet._launch(child)
     leaving = asyncio.create_task(fleet.__aexit__(None, None, None))
@@ -169,6 +171,7 @@ async def test_an_engine_that_fails_within_a_worker_that_lives_is_told_once_unti
 ) -> None:
     told: list[str] = []
     fleet = LocalFleet(spec({}, {}), told.append)
+    fleet.endpoint = "127.0.0.1:1"
     await fleet._launch(fleet._spec.worker(0, "127.0.0.1:1"))
     served: dict[str, bool] = {}
 
@@ -233,6 +236,7 @@ async def test_a_router_that_is_being_started_again_is_not_said_to_hang(monkeypa
     monkeypatch.setattr(local_fleet, "_SILENCE_S", 0.0)
     told: list[str] = []
     fleet = Fleet(spec({}, {}), told.append)
+    fleet.endpoint = "127.0.0.1:1"
     await fleet._launch(fleet._spec.router())
     async with beside(fleet.supervise(), "supervision"):
         await until(lambda: looks >= 3)
@@ -258,6 +262,7 @@ async def test_a_child_that_cannot_be_started_again_is_tried_on_and_leaves_the_o
     monkeypatch.setattr(Child, "start", start)
     told: list[str] = []
     fleet = LocalFleet(spec({}, {}), told.append)
+    fleet.endpoint = "127.0.0.1:1"
     await fleet._launch(fleet._spec.router())
     await fleet._launch(fleet._spec.worker(0, "127.0.0.1:1"))
     async with beside(fleet.supervise(), "supervision"):
@@ -271,6 +276,7 @@ async def test_a_token_file_that_was_deleted_is_there_again_for_what_starts_agai
 ) -> None:
     token = tmp_path / "run" / "admin-token"
     fleet = LocalFleet(replace(spec({}, {}), secrets={token: "sesame\n"}), lambda _: None)
+    fleet.endpoint = "127.0.0.1:1"
     await fleet._launch(fleet._spec.router())
     async with beside(fleet.supervise(), "supervision"):
         assert token.read_text() == "sesame\n"
